@@ -1,0 +1,3 @@
+//! lb-agent
+
+fn main() {}

@@ -1,0 +1,19 @@
+//! How much fits, and what it costs, in one place.
+//!
+//! The agent can lower or raise each at load time; these are the defaults. Costs are kernel memory on x86-64, measured
+//! by `cargo xtask bench` where they depend on use.
+
+/// Established connections, of which each has an entry in `flows` and one in `replies`. Allocated on use.
+pub const FLOWS: u32 = 1_000_000;
+/// Connections in the middle of a handshake (two entries each). Allocated at load; the least recently used goes first.
+pub const HANDSHAKES: u32 = 65_536;
+/// Served ports.
+pub const SERVICES: u32 = 10_000;
+/// Backend slots, one for each endpoint of each served port, draining ones included.
+pub const BACKENDS: u32 = 100_000;
+/// Endpoints of this node that other nodes forward to.
+pub const ENDPOINTS: u32 = 100_000;
+/// Holders on other nodes.
+pub const HOLDERS: u32 = 250;
+/// Interfaces with a role.
+pub const INTERFACES: u32 = 256;

@@ -1,0 +1,33 @@
+//! The one place that tells aya which types may be copied into maps.
+
+#[cfg(feature = "user")]
+mod user {
+    use crate::{addr, backend, config, counters, flow, holder, interface, service};
+
+    macro_rules! pod {
+        ($($t:ty),* $(,)?) => {
+            $(
+                // SAFETY: the type is `bytemuck::Pod`, which has the same duties: any bit pattern is valid, no padding.
+                unsafe impl aya::Pod for $t {}
+                const _: () = { const fn is_pod<T: bytemuck::Pod>() {} is_pod::<$t>() };
+            )*
+        };
+    }
+
+    pod!(
+        addr::Mac,
+        backend::Backend,
+        config::Config,
+        counters::Outcome,
+        flow::Flow,
+        flow::FlowKey,
+        flow::Reply,
+        holder::EndpointHolders,
+        holder::EndpointKey,
+        holder::Holder,
+        interface::Interface,
+        service::Service,
+        service::ServiceKey,
+        service::ServiceStats,
+    );
+}
