@@ -1,11 +1,14 @@
 //! Addresses and ports as they stand in a packet.
+//!
+//! Byte arrays, so that `bpftool map dump` prints them readably and nobody mistakes their order; aligned like the
+//! integers of their size, so that the BPF backend copies and compares them in one instruction.
 
 use bytemuck::{Pod, Zeroable};
 use core::net::Ipv4Addr;
 
 /// An IPv4 address, stored in network order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
-#[repr(C)]
+#[repr(C, align(4))]
 pub struct Ipv4 {
     octets: [u8; 4],
 }
@@ -44,7 +47,7 @@ impl From<Ipv4> for Ipv4Addr {
 
 /// A TCP or UDP port, stored in network order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
-#[repr(C)]
+#[repr(C, align(2))]
 pub struct Port {
     bytes: [u8; 2],
 }
@@ -83,17 +86,17 @@ impl Port {
 
 /// An Ethernet address, with two zero bytes behind it so that it can be a map key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
-#[repr(C)]
+#[repr(C, align(4))]
 pub struct Mac {
     octets: [u8; 6],
-    zero: [u8; 2],
+    zero: u16,
 }
 
 impl Mac {
     /// From the bytes of a packet.
     #[inline(always)]
     pub const fn new(octets: [u8; 6]) -> Self {
-        Self { octets, zero: [0; 2] }
+        Self { octets, zero: 0 }
     }
 
     /// The bytes as they stand in a packet.
@@ -142,4 +145,4 @@ impl Protocol {
 }
 
 const _: () = assert!(size_of::<Ipv4>() == 4 && size_of::<Port>() == 2 && size_of::<Mac>() == 8);
-const _: () = assert!(align_of::<Ipv4>() == 1 && align_of::<Port>() == 1 && align_of::<Mac>() == 1);
+const _: () = assert!(align_of::<Ipv4>() == 4 && align_of::<Port>() == 2 && align_of::<Mac>() == 4);

@@ -21,7 +21,8 @@ pub struct FlowKey {
     pub destination_port: Port,
     /// TCP or UDP.
     pub protocol: Protocol,
-    zero: [u8; 3],
+    zero: u8,
+    zeros: u16,
 }
 
 impl FlowKey {
@@ -34,7 +35,7 @@ impl FlowKey {
         destination_port: Port,
         protocol: Protocol,
     ) -> Self {
-        Self { source, destination, source_port, destination_port, protocol, zero: [0; 3] }
+        Self { source, destination, source_port, destination_port, protocol, zero: 0, zeros: 0 }
     }
 
     /// The tuple of a packet going the other way.
@@ -125,6 +126,33 @@ impl State {
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Closed | Self::Reset)
     }
+
+    /// The state after a FIN or an RST of one side; other packets change nothing here.
+    #[inline(always)]
+    #[must_use]
+    pub const fn after(self, side: Side, fin: bool, rst: bool) -> Self {
+        if rst {
+            return Self::Reset;
+        }
+        if !fin {
+            return self;
+        }
+        match (self, side) {
+            (Self::Closed | Self::Reset, _) => self,
+            (Self::BackendClosed, Side::Client) | (Self::ClientClosed, Side::Backend) => Self::Closed,
+            (_, Side::Client) => Self::ClientClosed,
+            (_, Side::Backend) => Self::BackendClosed,
+        }
+    }
+}
+
+/// Who sent a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one who opened the connection.
+    Client,
+    /// The endpoint.
+    Backend,
 }
 
 /// How packets of a connection leave the holder.
@@ -152,13 +180,20 @@ pub struct Flow {
     pub expected_ack: u32,
     state: u8,
     path: u8,
-    zero: [u8; 2],
+    zero: u16,
 }
 
 impl Flow {
     /// A new flow.
     #[inline(always)]
-    pub const fn new(service: u32, backend: u32, generation: u32, path: Path, state: State, now: u32) -> Self {
+    pub const fn new(
+        service: u32,
+        backend: u32,
+        generation: u32,
+        path: Path,
+        state: State,
+        now: u32,
+    ) -> Self {
         Self {
             backend,
             generation,
@@ -167,7 +202,7 @@ impl Flow {
             expected_ack: 0,
             state: state.number(),
             path: path as u8,
-            zero: [0; 2],
+            zero: 0,
         }
     }
 
@@ -218,7 +253,7 @@ pub struct Reply {
     pub mark: u8,
     state: u8,
     path: u8,
-    zero: [u8; 2],
+    zero: u16,
 }
 
 impl Reply {
@@ -238,7 +273,7 @@ impl Reply {
             mark: 0,
             state: 0,
             path: path as u8,
-            zero: [0; 2],
+            zero: 0,
         }
     }
 
@@ -255,7 +290,7 @@ impl Reply {
             mark,
             state: state.number(),
             path: Path::Stack as u8,
-            zero: [0; 2],
+            zero: 0,
         }
     }
 
@@ -284,5 +319,5 @@ impl Reply {
     }
 }
 
-const _: () = assert!(size_of::<FlowKey>() == 16 && align_of::<FlowKey>() == 1);
+const _: () = assert!(size_of::<FlowKey>() == 16 && align_of::<FlowKey>() == 4);
 const _: () = assert!(size_of::<Flow>() == 24 && size_of::<Reply>() == 24);

@@ -21,7 +21,7 @@ impl Holder {
     }
 }
 
-/// Key of the `endpoints` map: an endpoint that some other node's Service forwards to.
+/// Key of the `endpoints` map: an endpoint of a Service, of whichever holder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
 #[repr(C)]
 pub struct EndpointKey {
@@ -42,7 +42,8 @@ impl EndpointKey {
     }
 }
 
-/// Value of the `endpoints` map: which holders forward to it, one bit for each mark.
+/// Value of the `endpoints` map: which holders forward to it, one bit for each mark. Bit 0 ([`EndpointHolders::SELF`])
+/// is this node itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct EndpointHolders {
@@ -50,6 +51,9 @@ pub struct EndpointHolders {
 }
 
 impl EndpointHolders {
+    /// In place of a mark: this node forwards to the endpoint.
+    pub const SELF: u8 = 0;
+
     /// Adds a holder.
     pub const fn insert(&mut self, mark: u8) {
         self.marks[(mark >> 6) as usize] |= 1 << (mark & 63);

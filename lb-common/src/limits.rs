@@ -11,8 +11,8 @@ pub const HANDSHAKES: u32 = 65_536;
 pub const SERVICES: u32 = 10_000;
 /// Backend slots, one for each endpoint of each served port, draining ones included.
 pub const BACKENDS: u32 = 100_000;
-/// Endpoints of this node that other nodes forward to.
-pub const ENDPOINTS: u32 = 100_000;
+/// Endpoints that this node forwards to, and endpoints of this node that others forward to.
+pub const ENDPOINTS: u32 = 200_000;
 /// Holders on other nodes.
 pub const HOLDERS: u32 = 250;
 /// Interfaces with a role.

@@ -45,6 +45,13 @@ const fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The hash of the next place to try, when the backend at this one cannot be used. The golden ratio spreads the places
+/// evenly over the table (Knuth, The Art of Computer Programming, volume 3, section 6.4).
+#[inline(always)]
+pub const fn next(hash: u32) -> u32 {
+    hash.wrapping_add(0x9e37_79b9)
+}
+
 /// The index below `size` for a hash: a multiplication and a shift, no division.
 #[inline(always)]
 pub const fn index(hash: u32, size: u32) -> u32 {

@@ -56,6 +56,6 @@ pub struct ServiceStats {
     pub refused: u64,
 }
 
-const _: () = assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 1);
+const _: () = assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 4);
 const _: () = assert!(size_of::<Service>() == 8);
 const _: () = assert!(size_of::<ServiceStats>() == 48);

@@ -1,3 +1,74 @@
-#![no_std]
-#![no_main]
-//! stub
+//! The packet program of reweave-lb: one ingress and one egress program for every interface; what an interface
+//! is for comes from the `interfaces` map.
+//!
+//! The entry points only turn an outcome into the hook's action and count it. `pipeline` is the place to begin.
+#![cfg_attr(target_arch = "bpf", no_std)]
+#![cfg_attr(target_arch = "bpf", no_main)]
+
+mod account;
+mod answer;
+mod backend;
+mod clock;
+mod config;
+mod flow;
+mod forward;
+mod holder;
+mod interface;
+mod open;
+mod outcome;
+mod packet;
+mod parse;
+mod pipeline;
+mod plan;
+mod reject;
+mod reply;
+mod rewrite;
+mod ring;
+mod service;
+mod socket;
+
+use aya_ebpf::{macros::classifier, programs::TcContext};
+use outcome::Outcome;
+use packet::Packet;
+
+/// TC ingress of every interface with a role.
+#[classifier]
+#[inline(always)]
+pub(crate) fn ingress(ctx: TcContext) -> i32 {
+    let packet = Packet::new(&ctx);
+    finish(&packet, pipeline::ingress(&packet))
+}
+
+/// TC egress of every interface with a role.
+#[classifier]
+#[inline(always)]
+pub(crate) fn egress(ctx: TcContext) -> i32 {
+    let packet = Packet::new(&ctx);
+    finish(&packet, pipeline::egress(&packet))
+}
+
+#[inline(always)]
+fn finish(packet: &Packet<'_>, outcome: Outcome) -> i32 {
+    account::count(packet, outcome.reason());
+    match outcome {
+        Outcome::Redirected(_) => outcome::TC_ACT_REDIRECT,
+        Outcome::Next(_) => outcome::TC_ACT_UNSPEC,
+        Outcome::Dropped(_) => outcome::TC_ACT_SHOT,
+    }
+}
+
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    // Unreachable: nothing in this crate can panic after optimisation, or the verifier would refuse the loop.
+    loop {}
+}
+
+// The helpers that look at skbs and sockets are offered to GPL-compatible programs only.
+#[cfg(target_arch = "bpf")]
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
+#[cfg(not(target_arch = "bpf"))]
+fn main() {}

@@ -1,0 +1,154 @@
+//! Other holders' forwards to pods of this node: recognised by the holder's link-layer address and by endpoint, and
+//! remembered, so that the answers find their way back.
+
+use crate::{
+    clock, config,
+    outcome::{End, Outcome, Step, drop},
+    packet::Packet,
+    parse::{Parsed, Tcp},
+    reply,
+};
+use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
+use core::ops::ControlFlow;
+use lb_common::{
+    addr::Mac,
+    flow::{FlowKey, Reply, ReplyKind, Side, State},
+    holder::{EndpointHolders, EndpointKey, Holder},
+    limits, mark,
+    reason::Reason,
+};
+
+#[btf_map(name = "holders")]
+static HOLDERS: HashMap<Mac, Holder, { limits::HOLDERS as usize }> = HashMap::new();
+
+#[btf_map(name = "endpoints")]
+static ENDPOINTS: HashMap<
+    EndpointKey,
+    EndpointHolders,
+    { limits::ENDPOINTS as usize },
+    { BPF_F_NO_PREALLOC as usize },
+> = HashMap::new();
+
+/// How far behind the expected acknowledgement a third packet may be; as in `open`.
+const ACK_WINDOW: u32 = 1 << 20;
+
+/// Ends the walk of a packet that a holder forwarded to a pod here. Everything else goes on.
+#[inline(always)]
+pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
+    // SAFETY: copied out at once.
+    let Some(holder) = unsafe { HOLDERS.get(parsed.source_mac) }.copied() else {
+        return ControlFlow::Continue(());
+    };
+    let endpoint = EndpointKey::new(parsed.key.destination, parsed.key.destination_port, parsed.key.protocol);
+    // SAFETY: copied out at once.
+    let Some(holders) = unsafe { ENDPOINTS.get(endpoint) }.copied() else {
+        return ControlFlow::Continue(());
+    };
+    if !holders.contains(holder.mark) {
+        return ControlFlow::Continue(());
+    }
+    remember(parsed, holder.mark, &holders)?;
+    config::set_mark_byte(packet, mark::FORWARDED);
+    ControlFlow::Break(End::Outcome(Outcome::Next(Reason::HolderForward)))
+}
+
+/// Whether the packet comes from an endpoint that this node forwards to.
+#[inline(always)]
+pub(crate) fn is_own_endpoint(key: &FlowKey) -> bool {
+    let endpoint = EndpointKey::new(key.source, key.source_port, key.protocol);
+    // SAFETY: read at once.
+    unsafe { ENDPOINTS.get(endpoint) }.is_some_and(|holders| holders.contains(EndpointHolders::SELF))
+}
+
+/// Brings the connection's entry up to date, or makes one.
+#[inline(always)]
+fn remember(parsed: &Parsed, mark: u8, holders: &EndpointHolders) -> Step<()> {
+    let now = clock::now();
+    let key = parsed.key.reversed();
+    if let Some(entry) = reply::established(&key) {
+        let reply = entry.get();
+        if belongs(&reply, mark) && !(parsed.tcp.is_opening() && reply.state().is_over()) {
+            entry.sent(Side::Client, parsed.tcp, now);
+            return ControlFlow::Continue(());
+        }
+        if !may_take_over(&reply, parsed, (mark, holders), now) {
+            return drop(Reason::DropHolderConflict);
+        }
+        reply::forget(&key);
+    }
+    if let Some(entry) = reply::handshake(&key) {
+        let reply = entry.get();
+        if belongs(&reply, mark) {
+            entry.seen(now);
+            return progress(parsed, &key, &entry, now);
+        }
+        if !may_take_over(&reply, parsed, (mark, holders), now) {
+            return drop(Reason::DropHolderConflict);
+        }
+    }
+    begin(parsed, &key, mark, now)
+}
+
+/// The next packet of a handshake that this holder began.
+#[inline(always)]
+fn progress(parsed: &Parsed, key: &FlowKey, entry: &reply::Entry, now: u32) -> Step<()> {
+    let reply = entry.get();
+    if parsed.tcp.has(Tcp::RST) {
+        entry.set_state(State::Reset);
+    } else if reply.state().is_over() && parsed.tcp.is_opening() {
+        entry.set_state(State::Opening);
+    } else if completes(&reply, parsed.tcp) {
+        let mut established = reply;
+        established.set_state(State::Established);
+        established.last_seen = now;
+        if !reply::establish(key, &established) {
+            return drop(Reason::DropTableFull);
+        }
+        reply::end_handshake(key);
+    }
+    ControlFlow::Continue(())
+}
+
+#[inline(always)]
+fn completes(reply: &Reply, tcp: Tcp) -> bool {
+    reply.state() == State::Answered
+        && !tcp.has(Tcp::SYN)
+        && tcp.has(Tcp::ACK)
+        && tcp.acknowledgement.wrapping_sub(reply.expected_ack) < ACK_WINDOW
+}
+
+#[inline(always)]
+fn begin(parsed: &Parsed, key: &FlowKey, mark: u8, now: u32) -> Step<()> {
+    if parsed.tcp.has(Tcp::RST) {
+        return ControlFlow::Continue(());
+    }
+    let begins = parsed.is_udp() || parsed.tcp.is_opening();
+    let state = if begins { State::Opening } else { State::PickedUp };
+    if reply::begin(key, &Reply::mark(mark, state, now)) {
+        ControlFlow::Continue(())
+    } else {
+        drop(Reason::DropTableFull)
+    }
+}
+
+#[inline(always)]
+fn belongs(reply: &Reply, mark: u8) -> bool {
+    reply.kind() == ReplyKind::Mark && reply.mark == mark
+}
+
+/// Whether this holder may take a tuple that another connection has had: one that is over or idle, or that its
+/// holder has let go of. Otherwise the one who came first keeps it; two connections cannot share a tuple.
+#[inline(always)]
+fn may_take_over(reply: &Reply, parsed: &Parsed, (mark, holders): (u8, &EndpointHolders), now: u32) -> bool {
+    match reply.kind() {
+        ReplyKind::Mark => {
+            reply.mark == mark
+                || !holders.contains(reply.mark)
+                || !reply::is_live(reply, parsed.key.protocol, now)
+        }
+        // A connection to an address of this node itself.
+        ReplyKind::Translate => {
+            !crate::flow::is_live(&parsed.key.with_destination(reply.address, reply.port), now)
+        }
+    }
+}

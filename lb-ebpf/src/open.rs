@@ -1,0 +1,190 @@
+//! From a client's packet to its backend: the flow table first, then a choice.
+
+use crate::{
+    account, backend, clock, config, flow,
+    outcome::{Step, drop, pass, refuse},
+    packet::Packet,
+    parse::{Parsed, Tcp},
+    reply, ring, socket,
+};
+use core::ops::ControlFlow;
+use lb_common::{
+    backend::Backend,
+    flow::{Flow, FlowKey, Path, Reply, Side, State},
+    maglev,
+    reason::Reason,
+    service::Service,
+};
+
+/// How many places of a table are tried when the first choice cannot be used: with two backends, of which one is taken,
+/// all but 2^-15 of such connections find the other. More places cost the verifier more than they bring.
+const TRIES: u32 = 16;
+
+/// How far behind the expected acknowledgement a third packet may be: data of a Fast Open server, in bytes.
+const ACK_WINDOW: u32 = 1 << 20;
+
+/// The backend of the packet's connection, and how its packets leave.
+#[inline(always)]
+pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<(Backend, Path)> {
+    if parsed.ip.is_fragment() {
+        return drop(Reason::DropFragment);
+    }
+    let now = clock::now();
+    if let Some(entry) = flow::established(parsed, now) {
+        let known = entry.get();
+        if let Some(backend) = serving(&known) {
+            entry.sent(Side::Client, parsed.tcp, now);
+            return ControlFlow::Continue((backend, known.path()));
+        }
+        flow::forget(&parsed.key);
+        if !begins(parsed) {
+            return refuse(Reason::RejectBackendGone);
+        }
+    }
+    unestablished(packet, parsed, service, now)
+}
+
+/// The flow's backend, while it still serves the generation that the flow was given.
+#[inline(always)]
+fn serving(flow: &Flow) -> Option<Backend> {
+    backend::get(flow.backend).filter(|backend| backend.serves(flow.generation))
+}
+
+/// Whether the packet may begin a connection.
+#[inline(always)]
+fn begins(parsed: &Parsed) -> bool {
+    parsed.is_udp() || parsed.tcp.is_opening()
+}
+
+/// A packet whose connection is not in the flow table: in a handshake, or new here.
+#[inline(always)]
+fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
+    if let Some(entry) = flow::handshake(&parsed.key) {
+        let known = entry.get();
+        if let Some(backend) = serving(&known)
+            // A SYN that comes again may choose again, once its backend takes no new flows.
+            && (!begins(parsed) || backend.takes_new_flows())
+        {
+            entry.seen(now);
+            if parsed.tcp.has(Tcp::RST) {
+                entry.set_state(State::Reset);
+            } else if completes(&known, parsed.tcp) {
+                establish(parsed, &known, &backend, now)?;
+            }
+            return ControlFlow::Continue((backend, known.path()));
+        }
+    }
+    if !begins(parsed) && parsed.tcp.is_syn_ack() {
+        return pass(Reason::PassSynAck);
+    }
+    if !parsed.tcp.is_opening() && socket::is_connected(packet, parsed) {
+        return pass(Reason::PassOwnSocket);
+    }
+    begin(parsed, service, now)
+}
+
+/// Whether it is the third packet of a handshake whose second we saw. Without the number, anybody could fill the
+/// flow table with packets from addresses that are not theirs.
+#[inline(always)]
+fn completes(flow: &Flow, tcp: Tcp) -> bool {
+    flow.state() == State::Answered
+        && !tcp.has(Tcp::SYN)
+        && tcp.has(Tcp::ACK)
+        && tcp.acknowledgement.wrapping_sub(flow.expected_ack) < ACK_WINDOW
+}
+
+/// Moves a connection from the handshake tables to the flow table, or refuses it.
+#[inline(always)]
+fn establish(parsed: &Parsed, known: &Flow, backend: &Backend, now: u32) -> Step<()> {
+    let mut flow = *known;
+    flow.set_state(State::Established);
+    flow.last_seen = now;
+    let reply_key = parsed.key.with_destination(backend.address, backend.port).reversed();
+    let reply = Reply::translate(
+        parsed.key.destination,
+        parsed.key.destination_port,
+        known.service,
+        known.path(),
+        now,
+    );
+    if !reply::establish(&reply_key, &reply) {
+        return refuse(Reason::RejectTableFull);
+    }
+    if !flow::establish(&parsed.key, &flow) {
+        reply::forget(&reply_key);
+        return refuse(Reason::RejectTableFull);
+    }
+    flow::end_handshake(&parsed.key);
+    reply::end_handshake(&reply_key);
+    account::connection(known.service);
+    ControlFlow::Continue(())
+}
+
+/// Chooses a backend for a connection that is new here, and remembers it.
+#[inline(always)]
+fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
+    let (id, backend) = choose(parsed, service, now)?;
+    let path = if config::through_stack() || backend.is_local() { Path::Stack } else { Path::Redirect };
+    // A reset belongs to no connection that is worth remembering.
+    if parsed.tcp.has(Tcp::RST) {
+        return ControlFlow::Continue((backend, path));
+    }
+    let state = if begins(parsed) { State::Opening } else { State::PickedUp };
+    let flow = Flow::new(service.id, id, backend.generation, path, state, now);
+    let reply_key = parsed.key.with_destination(backend.address, backend.port).reversed();
+    let reply = Reply::translate(parsed.key.destination, parsed.key.destination_port, service.id, path, now);
+    if !flow::begin(&parsed.key, &flow) || !reply::begin(&reply_key, &reply) {
+        return drop(Reason::DropTableFull);
+    }
+    ControlFlow::Continue((backend, path))
+}
+
+/// The first backend in the hash's order that takes new flows and has no other connection with this client tuple.
+#[inline(always)]
+fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
+    let Some(size) = ring::size(service.id) else { return drop(Reason::DropNoRing) };
+    if size == 0 {
+        return refuse(Reason::RejectNoEndpoint);
+    }
+    let place = Place { key: parsed.key, service: service.id, size, now };
+    let id = find_free(&place);
+    match backend::get(id) {
+        Some(backend) if id != 0 => ControlFlow::Continue((id, backend)),
+        _ => refuse(Reason::RejectCollision),
+    }
+}
+
+/// Where a choice begins.
+struct Place {
+    key: FlowKey,
+    service: u32,
+    size: u32,
+    now: u32,
+}
+
+/// The id of the backend, 0 for none. A function of its own, so that the verifier walks its loop once.
+#[inline(never)]
+fn find_free(place: &Place) -> u32 {
+    let mut hash = maglev::hash(&place.key);
+    for _ in 0..TRIES {
+        let id = ring::backend(place.service, maglev::index(hash, place.size)).unwrap_or(0);
+        if is_free(place, id) {
+            return id;
+        }
+        hash = maglev::next(hash);
+    }
+    0
+}
+
+/// The agent writes a backend before the tables that name it, and takes it away after them, so one that is not there
+/// is named by a table from before, and the next place has a better one.
+#[inline(always)]
+fn is_free(place: &Place, id: u32) -> bool {
+    match backend::get(id) {
+        Some(backend) if backend.takes_new_flows() && backend.service == place.service => {
+            let reply = place.key.with_destination(backend.address, backend.port).reversed();
+            reply::is_free(&reply, &place.key, place.now)
+        }
+        _ => false,
+    }
+}

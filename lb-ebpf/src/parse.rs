@@ -1,0 +1,254 @@
+//! Bytes to one parsed packet. No opinion on load balancing: what is unusual is recorded as a fact.
+
+use crate::{
+    outcome::{Step, pass},
+    packet::{ETH_LEN, IPV4_LEN, Packet, TCP_LEN, UDP_LEN},
+};
+use core::ops::ControlFlow;
+use lb_common::{
+    addr::{Ipv4, Mac, Port, Protocol},
+    flow::FlowKey,
+    reason::Reason,
+};
+
+const ETHER_TYPE_IPV4: u16 = 0x0800;
+
+// The header structs are bytes, aligned to two: frames lie at even addresses, and the BPF backend reads a byte at a
+// time what may lie anywhere.
+
+/// Ethernet and IPv4 headers as they lie in the packet (RFC 894, RFC 791).
+#[derive(Clone, Copy)]
+#[repr(C, align(2))]
+struct Frame {
+    destination_mac: [u8; 6],
+    source_mac: [u8; 6],
+    ether_type: [u8; 2],
+    ip: Ipv4Header,
+}
+
+/// RFC 791, section 3.1, without options.
+#[derive(Clone, Copy)]
+#[repr(C, align(2))]
+struct Ipv4Header {
+    version_ihl: u8,
+    tos: u8,
+    total_length: [u8; 2],
+    id: [u8; 2],
+    fragment: [u8; 2],
+    ttl: u8,
+    protocol: u8,
+    checksum: [u8; 2],
+    source: [u8; 4],
+    destination: [u8; 4],
+}
+
+/// The first eight bytes of TCP (RFC 9293) and all of UDP (RFC 768).
+#[derive(Clone, Copy)]
+#[repr(C, align(2))]
+struct L4Head {
+    source_port: [u8; 2],
+    destination_port: [u8; 2],
+    /// TCP: sequence number. UDP: length and checksum.
+    word: [u8; 4],
+}
+
+/// Bytes 8 to 14 of TCP.
+#[derive(Clone, Copy)]
+#[repr(C, align(2))]
+struct TcpRest {
+    acknowledgement: [u8; 4],
+    offset: u8,
+    flags: u8,
+}
+
+/// What one packet says.
+#[derive(Clone, Copy)]
+pub(crate) struct Parsed {
+    /// The 5-tuple, as it stands; ports are zero in a later fragment.
+    pub(crate) key: FlowKey,
+    pub(crate) source_mac: Mac,
+    pub(crate) ip: Ip,
+    pub(crate) tcp: Tcp,
+}
+
+/// Facts of the IPv4 header.
+#[derive(Clone, Copy)]
+pub(crate) struct Ip {
+    pub(crate) tos: u8,
+    pub(crate) ttl: u8,
+    /// As on the wire, in native byte order: for the incremental update.
+    pub(crate) checksum: u16,
+    /// Header and payload, bytes.
+    pub(crate) total_length: u16,
+    /// Header, bytes: 20 to 60.
+    pub(crate) header_length: u8,
+    /// Flags and offset, host order.
+    fragment: u16,
+}
+
+impl Ip {
+    #[inline(always)]
+    pub(crate) fn dont_fragment(&self) -> bool {
+        self.fragment & 0x4000 != 0
+    }
+
+    /// Any fragment of a larger datagram, the first one included.
+    #[inline(always)]
+    pub(crate) fn is_fragment(&self) -> bool {
+        self.fragment & 0x3fff != 0
+    }
+
+    /// A fragment without the transport header.
+    #[inline(always)]
+    pub(crate) fn is_later_fragment(&self) -> bool {
+        self.fragment & 0x1fff != 0
+    }
+
+    /// Where the transport header begins, from the Ethernet header on.
+    #[inline(always)]
+    pub(crate) fn l4_offset(&self) -> u32 {
+        ETH_LEN as u32 + u32::from(self.header_length)
+    }
+}
+
+/// Facts of the TCP header; all zero for UDP.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Tcp {
+    /// Host order.
+    pub(crate) sequence: u32,
+    /// Host order.
+    pub(crate) acknowledgement: u32,
+    /// Header, bytes.
+    pub(crate) header_length: u8,
+    flags: u8,
+}
+
+impl Tcp {
+    pub(crate) const FIN: u8 = 1;
+    pub(crate) const SYN: u8 = 2;
+    pub(crate) const RST: u8 = 4;
+    pub(crate) const ACK: u8 = 16;
+
+    /// The first packet of a connection.
+    #[inline(always)]
+    pub(crate) fn is_opening(self) -> bool {
+        self.flags & (Self::SYN | Self::ACK | Self::RST | Self::FIN) == Self::SYN
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_syn_ack(self) -> bool {
+        self.flags & (Self::SYN | Self::ACK | Self::RST) == Self::SYN | Self::ACK
+    }
+
+    #[inline(always)]
+    pub(crate) fn has(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether it changes a connection's state.
+    #[inline(always)]
+    pub(crate) fn is_turning(self) -> bool {
+        self.flags & (Self::FIN | Self::SYN | Self::RST) != 0
+    }
+}
+
+impl Parsed {
+    #[inline(always)]
+    pub(crate) fn is_udp(&self) -> bool {
+        self.key.protocol == Protocol::UDP
+    }
+}
+
+/// Reads Ethernet, IPv4 and TCP or UDP.
+#[inline(always)]
+pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
+    if packet.ether_type() != ETHER_TYPE_IPV4 || packet.is_tagged() {
+        return pass(Reason::PassNotIpv4);
+    }
+    let frame = read_frame(packet)?;
+    let header_length = (frame.ip.version_ihl & 0x0f) * 4;
+    if frame.ip.version_ihl >> 4 != 4 || header_length < IPV4_LEN as u8 {
+        return pass(Reason::PassNotIpv4);
+    }
+    let ip = Ip {
+        tos: frame.ip.tos,
+        ttl: frame.ip.ttl,
+        checksum: u16::from_ne_bytes(frame.ip.checksum),
+        total_length: u16::from_be_bytes(frame.ip.total_length),
+        header_length,
+        fragment: u16::from_be_bytes(frame.ip.fragment),
+    };
+    let protocol = Protocol::new(frame.ip.protocol);
+    if protocol != Protocol::TCP && protocol != Protocol::UDP {
+        return pass(Reason::PassOtherProtocol);
+    }
+    let (ports, tcp) = read_l4(packet, &ip, protocol)?;
+    ControlFlow::Continue(Parsed {
+        key: FlowKey::new(
+            Ipv4::new(frame.ip.source),
+            ports.0,
+            Ipv4::new(frame.ip.destination),
+            ports.1,
+            protocol,
+        ),
+        source_mac: Mac::new(frame.source_mac),
+        ip,
+        tcp,
+    })
+}
+
+#[inline(always)]
+fn read_frame(packet: &Packet<'_>) -> Step<Frame> {
+    if let Some(frame) = packet.read::<Frame>(0) {
+        return ControlFlow::Continue(frame);
+    }
+    // The headers may lie in fragments of the skb: a packet straight from some drivers, or from a tunnel.
+    let wanted = (packet.len() as usize).min(ETH_LEN + IPV4_LEN + TCP_LEN);
+    if packet.pull(wanted)
+        && let Some(frame) = packet.read::<Frame>(0)
+    {
+        return ControlFlow::Continue(frame);
+    }
+    pass(Reason::PassShort)
+}
+
+#[inline(always)]
+fn read_l4(packet: &Packet<'_>, ip: &Ip, protocol: Protocol) -> Step<((Port, Port), Tcp)> {
+    if ip.is_later_fragment() {
+        return ControlFlow::Continue(((Port::default(), Port::default()), Tcp::default()));
+    }
+    let Some(head) = read_head(packet, ip) else { return pass(Reason::PassShort) };
+    let ports = (Port::from_bytes(head.source_port), Port::from_bytes(head.destination_port));
+    if protocol == Protocol::UDP {
+        return ControlFlow::Continue((ports, Tcp::default()));
+    }
+    let Some(rest) = read_rest(packet, ip) else { return pass(Reason::PassShort) };
+    let tcp = Tcp {
+        sequence: u32::from_be_bytes(head.word),
+        acknowledgement: u32::from_be_bytes(rest.acknowledgement),
+        header_length: (rest.offset >> 4) * 4,
+        flags: rest.flags,
+    };
+    ControlFlow::Continue((ports, tcp))
+}
+
+#[inline(always)]
+fn read_head(packet: &Packet<'_>, ip: &Ip) -> Option<L4Head> {
+    // Without IP options, which is nearly always, the offset is a constant and the read needs no helper.
+    if ip.header_length == IPV4_LEN as u8
+        && let Some(head) = packet.read::<L4Head>(ETH_LEN + IPV4_LEN)
+    {
+        return Some(head);
+    }
+    packet.load(ip.l4_offset())
+}
+
+#[inline(always)]
+fn read_rest(packet: &Packet<'_>, ip: &Ip) -> Option<TcpRest> {
+    if ip.header_length == IPV4_LEN as u8
+        && let Some(rest) = packet.read::<TcpRest>(ETH_LEN + IPV4_LEN + UDP_LEN)
+    {
+        return Some(rest);
+    }
+    packet.load(ip.l4_offset() + UDP_LEN as u32)
+}

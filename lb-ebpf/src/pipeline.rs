@@ -1,0 +1,136 @@
+//! The walk of a packet, as a list of steps.
+
+use crate::{
+    account, answer, config, forward, holder, interface, open,
+    outcome::{End, Outcome, Step, drop, pass, too_big},
+    packet::Packet,
+    parse::{Parsed, parse},
+    plan::{self, Exit, Plan},
+    reject, service,
+};
+use core::ops::ControlFlow;
+use lb_common::{
+    backend::Backend,
+    flow::{Path, Side},
+    interface::Interface,
+    mark,
+    reason::Reason,
+    service::Service,
+};
+
+/// A packet that came in.
+#[inline(always)]
+pub(crate) fn ingress(packet: &Packet<'_>) -> Outcome {
+    ended(walk_in(packet))
+}
+
+/// A packet that goes out.
+#[inline(always)]
+pub(crate) fn egress(packet: &Packet<'_>) -> Outcome {
+    ended(walk_out(packet))
+}
+
+#[inline(always)]
+fn ended(walk: Step<Outcome>) -> Outcome {
+    match walk {
+        ControlFlow::Continue(outcome) | ControlFlow::Break(End::Outcome(outcome)) => outcome,
+        // Refusals end in `commit`, which has the parsed packet.
+        ControlFlow::Break(End::Refusal(refusal)) => Outcome::Dropped(refusal.reason),
+    }
+}
+
+#[inline(always)]
+fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
+    let roles = interface::roles(packet)?;
+    let parsed = parse(packet)?;
+    if roles.is(Interface::OVERLAY) {
+        holder::recognise(packet, &parsed)?;
+    }
+    let plan = match service::find(&parsed.key) {
+        Some(service) => serve(packet, &parsed, service),
+        None if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) => {
+            answer::from_backend(packet, &parsed, roles)
+        }
+        None => pass(Reason::PassForeign),
+    };
+    match plan {
+        ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, &parsed, &plan)),
+        ControlFlow::Break(End::Refusal(refusal)) => {
+            ControlFlow::Continue(reject::answer(packet, &parsed, refusal))
+        }
+        ControlFlow::Break(end) => ControlFlow::Break(end),
+    }
+}
+
+#[inline(always)]
+fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
+    let byte = config::mark_byte(packet);
+    if byte == mark::DONE {
+        config::set_mark_byte(packet, 0);
+        return pass(Reason::PassFinished);
+    }
+    let roles = interface::roles(packet)?;
+    if roles.is(Interface::UPLINK) {
+        let parsed = parse(packet)?;
+        let plan = answer::leaving(&parsed)?;
+        return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
+    }
+    // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it.
+    if byte != 0 {
+        config::set_mark_byte(packet, 0);
+    }
+    pass(Reason::PassForeign)
+}
+
+/// A packet to a served port: to a backend, or refused; never to a socket of this node.
+#[inline(always)]
+fn serve(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Plan> {
+    let served = to_service(packet, parsed, service);
+    if matches!(served, ControlFlow::Break(End::Refusal(_) | End::Outcome(Outcome::Dropped(_)))) {
+        account::refused(service.id);
+    }
+    served
+}
+
+#[inline(always)]
+fn to_service(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Plan> {
+    let (backend, path) = open::connection(packet, parsed, service)?;
+    to_backend(packet, parsed, &backend, path)
+}
+
+/// The way to the backend.
+#[inline(always)]
+fn to_backend(packet: &Packet<'_>, parsed: &Parsed, backend: &Backend, path: Path) -> Step<Plan> {
+    if path == Path::Stack {
+        return through_stack(backend);
+    }
+    match forward::route(packet, parsed, parsed.key.source, backend.address) {
+        forward::Route::Via { interface, next_hop } if parsed.ip.ttl > 1 => {
+            ControlFlow::Continue(plan(backend, Exit::redirect(interface, next_hop), Reason::ForwardRedirect))
+        }
+        forward::Route::Via { .. } => drop(Reason::DropTtl),
+        forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
+        // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
+        // is reached by the stack alone.
+        forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),
+        forward::Route::None => drop(Reason::DropNoRoute),
+    }
+}
+
+/// With the mark that keeps the CNI's masquerade off it.
+#[inline(always)]
+fn through_stack(backend: &Backend) -> Step<Plan> {
+    ControlFlow::Continue(plan(backend, Exit::stack(mark::FORWARDED), Reason::ForwardStack))
+}
+
+#[inline(always)]
+fn plan(backend: &Backend, exit: Exit, reason: Reason) -> Plan {
+    Plan {
+        end: Side::Client,
+        address: backend.address,
+        port: backend.port,
+        service: backend.service,
+        exit,
+        reason,
+    }
+}

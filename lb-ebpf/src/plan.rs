@@ -1,0 +1,72 @@
+//! What is to become of a packet that is forwarded, decided before its first byte changes, and the commit.
+
+use crate::{account, config, forward, outcome::Outcome, packet::Packet, parse::Parsed, rewrite};
+use lb_common::{
+    addr::{Ipv4, Port},
+    flow::Side,
+    mark,
+    reason::Reason,
+};
+
+/// Everything is checked; only the commit is left.
+pub(crate) struct Plan {
+    /// Who sent it: a client's packet gets a new destination, a backend's a new source.
+    pub(crate) end: Side,
+    pub(crate) address: Ipv4,
+    pub(crate) port: Port,
+    /// Whose counters it adds to.
+    pub(crate) service: u32,
+    pub(crate) exit: Exit,
+    pub(crate) reason: Reason,
+}
+
+/// How it leaves. Every field always has a value: an enum with data would leave some of a register's bits undefined
+/// where the compiler stores it on the stack, which the verifier refuses.
+#[derive(Clone, Copy)]
+pub(crate) struct Exit {
+    /// 0, which no interface has, for the stack.
+    interface: u32,
+    next_hop: Ipv4,
+    /// Our byte of the packet mark.
+    mark: u8,
+}
+
+impl Exit {
+    /// Past the stack, out of a device, to a neighbour of it.
+    #[inline(always)]
+    pub(crate) fn redirect(interface: u32, next_hop: Ipv4) -> Self {
+        Self { interface, next_hop, mark: mark::DONE }
+    }
+
+    /// To the stack.
+    #[inline(always)]
+    pub(crate) fn stack(mark: u8) -> Self {
+        Self { interface: 0, next_hop: Ipv4::new([0; 4]), mark }
+    }
+
+    /// Where we forward in the stack's place we count the hop, as a router must (RFC 1812, section 5.3.1).
+    #[inline(always)]
+    pub(crate) fn counts_hop(&self) -> bool {
+        self.interface != 0
+    }
+}
+
+/// Rewrites the packet and sends it on its way. From the first changed byte on there is only forward or drop.
+#[inline(always)]
+pub(crate) fn commit(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> Outcome {
+    match plan.end {
+        Side::Client => account::packet_in(plan.service, parsed),
+        Side::Backend => account::packet_out(plan.service, parsed),
+    }
+    if !rewrite::apply(packet, parsed, plan) {
+        return Outcome::Dropped(Reason::DropRewrite);
+    }
+    config::set_mark_byte(packet, plan.exit.mark);
+    if plan.exit.interface == 0 {
+        Outcome::Next(plan.reason)
+    } else if forward::redirect(plan.exit.interface, plan.exit.next_hop) {
+        Outcome::Redirected(plan.reason)
+    } else {
+        Outcome::Dropped(Reason::DropRewrite)
+    }
+}

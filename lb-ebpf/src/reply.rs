@@ -1,0 +1,123 @@
+//! Replies by the backend's 5-tuple: what becomes of a packet that a backend sends.
+
+use crate::{config, flow, parse::Tcp};
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{HashMap, LruHashMap},
+    macros::btf_map,
+};
+use lb_common::{
+    addr::Protocol,
+    flow::{FlowKey, Reply, ReplyKind, Side, State},
+    limits,
+};
+
+#[btf_map(name = "replies")]
+static REPLIES: HashMap<FlowKey, Reply, { limits::FLOWS as usize }, { BPF_F_NO_PREALLOC as usize }> =
+    HashMap::new();
+
+#[btf_map(name = "handshake_replies")]
+static HANDSHAKE_REPLIES: LruHashMap<FlowKey, Reply, { limits::HANDSHAKES as usize }> = LruHashMap::new();
+
+/// An entry of either table; see `flow::Entry`.
+pub(crate) struct Entry {
+    value: *mut Reply,
+}
+
+impl Entry {
+    #[inline(always)]
+    pub(crate) fn get(&self) -> Reply {
+        // SAFETY: as in `flow::Entry::get`.
+        unsafe { *self.value }
+    }
+
+    #[inline(always)]
+    pub(crate) fn seen(&self, now: u32) {
+        // SAFETY: as in `flow::Entry::get`.
+        unsafe {
+            if (*self.value).last_seen != now {
+                (*self.value).last_seen = now;
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_state(&self, state: State) {
+        // SAFETY: as in `flow::Entry::get`.
+        unsafe { (*self.value).set_state(state) };
+    }
+
+    #[inline(always)]
+    pub(crate) fn answered(&self, sequence: u32) {
+        // SAFETY: as in `flow::Entry::get`.
+        unsafe { (*self.value).expected_ack = sequence.wrapping_add(1) };
+        self.set_state(State::Answered);
+    }
+
+    #[inline(always)]
+    pub(crate) fn sent(&self, side: Side, tcp: Tcp, now: u32) {
+        self.seen(now);
+        if tcp.is_turning() {
+            self.set_state(self.get().state().after(side, tcp.has(Tcp::FIN), tcp.has(Tcp::RST)));
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn established(key: &FlowKey) -> Option<Entry> {
+    REPLIES.get_ptr_mut(key).map(|value| Entry { value })
+}
+
+#[inline(always)]
+pub(crate) fn handshake(key: &FlowKey) -> Option<Entry> {
+    HANDSHAKE_REPLIES.get_ptr_mut(key).map(|value| Entry { value })
+}
+
+/// Stores the reply side of a handshake.
+#[inline(always)]
+pub(crate) fn begin(key: &FlowKey, reply: &Reply) -> bool {
+    HANDSHAKE_REPLIES.insert(key, reply, 0).is_ok()
+}
+
+/// Stores the reply side of an established connection. False where the table is full.
+#[inline(always)]
+pub(crate) fn establish(key: &FlowKey, reply: &Reply) -> bool {
+    REPLIES.insert(key, reply, 0).is_ok()
+}
+
+#[inline(always)]
+pub(crate) fn end_handshake(key: &FlowKey) {
+    let _ = HANDSHAKE_REPLIES.remove(key);
+}
+
+#[inline(always)]
+pub(crate) fn forget(key: &FlowKey) {
+    let _ = REPLIES.remove(key);
+}
+
+/// Whether a connection of the client tuple `owner` may use the reply tuple `key`: without SNAT, two connections
+/// of one client port that lead to one backend would be the same 5-tuple there.
+#[inline(always)]
+pub(crate) fn is_free(key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
+    is_free_in(established(key), owner, now) && is_free_in(handshake(key), owner, now)
+}
+
+#[inline(always)]
+fn is_free_in(entry: Option<Entry>, owner: &FlowKey, now: u32) -> bool {
+    let Some(entry) = entry else { return true };
+    let reply = entry.get();
+    match reply.kind() {
+        ReplyKind::Mark => !is_live(&reply, owner.protocol, now),
+        ReplyKind::Translate => {
+            let other = owner.with_destination(reply.address, reply.port);
+            other == *owner || !flow::is_live(&other, now)
+        }
+    }
+}
+
+/// Whether another holder's connection is alive.
+#[inline(always)]
+pub(crate) fn is_live(reply: &Reply, protocol: Protocol, now: u32) -> bool {
+    let idle = now.saturating_sub(reply.last_seen);
+    !reply.state().is_over() && idle <= config::timeouts().of(reply.state(), protocol == Protocol::UDP)
+}

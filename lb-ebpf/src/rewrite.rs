@@ -1,0 +1,77 @@
+//! New address and port, with checksums brought up to date: the only writer of a forwarded packet's bytes.
+
+use crate::{
+    packet::{ETH_LEN, Packet},
+    parse::Parsed,
+    plan::Plan,
+};
+use aya_ebpf::helpers::bpf_l4_csum_replace;
+use lb_common::flow::Side;
+
+/// Offsets in an Ethernet frame with IPv4 (RFC 791, section 3.1).
+const TTL: usize = ETH_LEN + 8;
+const CHECKSUM: usize = ETH_LEN + 10;
+const SOURCE: usize = ETH_LEN + 12;
+const DESTINATION: usize = ETH_LEN + 16;
+
+/// Of `bpf_l4_csum_replace`: the change is one of the pseudo-header, so that partial checksums take it too.
+const BPF_F_PSEUDO_HDR: u64 = 0x10;
+/// Of `bpf_l4_csum_replace`: zero stays zero, and a computed zero becomes 0xffff (RFC 768).
+const BPF_F_MARK_MANGLED_0: u64 = 0x20;
+
+/// Carries it out. False leaves a packet of which some bytes may have changed: it must be dropped.
+#[inline(always)]
+pub(crate) fn apply(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> bool {
+    let (old_address, old_port, address_at, port_at) = match plan.end {
+        Side::Backend => (parsed.key.source, parsed.key.source_port, SOURCE, 0),
+        Side::Client => (parsed.key.destination, parsed.key.destination_port, DESTINATION, 2),
+    };
+    let difference = difference(old_address.to_ne(), plan.address.to_ne());
+    let l4 = parsed.ip.l4_offset();
+    replace_l4(packet, parsed, 0, u64::from(difference), BPF_F_PSEUDO_HDR)
+        && (old_port == plan.port
+            || (replace_l4(packet, parsed, u64::from(old_port.to_ne()), u64::from(plan.port.to_ne()), 2)
+                && packet.store(l4 + port_at, &plan.port)))
+        && write_ip(packet, parsed, plan, address_at, difference)
+}
+
+#[inline(always)]
+fn write_ip(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan, address_at: usize, difference: u32) -> bool {
+    let mut sum = u32::from(!parsed.ip.checksum) + (difference & 0xffff) + (difference >> 16);
+    if plan.exit.counts_hop() {
+        // The time to live is the first byte of its 16-bit word.
+        let old = u16::from_ne_bytes([parsed.ip.ttl, 0]);
+        let new = u16::from_ne_bytes([parsed.ip.ttl - 1, 0]);
+        sum += u32::from(!old) + u32::from(new);
+        if !packet.write(TTL, parsed.ip.ttl - 1) {
+            return false;
+        }
+    }
+    packet.write(CHECKSUM, !fold(sum)) && packet.write(address_at, plan.address)
+}
+
+#[inline(always)]
+fn replace_l4(packet: &Packet<'_>, parsed: &Parsed, from: u64, to: u64, flags: u64) -> bool {
+    let (offset, zero) = if parsed.is_udp() { (6, BPF_F_MARK_MANGLED_0) } else { (16, 0) };
+    // SAFETY: the helper checks the offset and makes the bytes writable.
+    unsafe { bpf_l4_csum_replace(packet.skb(), parsed.ip.l4_offset() + offset, from, to, flags | zero) == 0 }
+}
+
+/// What replacing `old` by `new` adds to a one's complement sum (RFC 1624, equation 3), as 32 bits.
+#[inline(always)]
+fn difference(old: u32, new: u32) -> u32 {
+    let sum = u64::from(!old) + u64::from(new);
+    #[expect(clippy::cast_possible_truncation, reason = "the carry has been added")]
+    let folded = (sum + (sum >> 32)) as u32;
+    folded
+}
+
+/// A one's complement sum as 16 bits.
+#[inline(always)]
+pub(crate) fn fold(mut sum: u32) -> u16 {
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum += sum >> 16;
+    #[expect(clippy::cast_possible_truncation, reason = "both carries have been added")]
+    let folded = sum as u16;
+    folded
+}
