@@ -4,11 +4,11 @@
 //! table ip reweave-lb {
 //!     chain postrouting {
 //!         type nat hook postrouting priority srcnat - 10; policy accept;
-//!         meta mark & 0xff000000 == 0xfb000000 snat to ip saddr
+//!         meta mark 0xfb000000/8 snat to ip saddr
 //!     }
 //!     chain prerouting {                                              # only where bridges bypass netfilter
 //!         type filter hook prerouting priority raw; policy accept;
-//!         iifname "weave" meta mark & 0xff000000 >= 0x01000000 meta mark & 0xff000000 <= 0xfa000000 notrack
+//!         iifname "weave" meta mark != 0x00000000/8 meta mark != 0xfb000000/8 meta mark != 0xfc000000/6 notrack
 //!     }
 //! }
 //! ```
@@ -43,6 +43,10 @@ const POSTROUTING: &CStr = c"postrouting";
 const PREROUTING: &CStr = c"prerouting";
 /// How far before the nat chains of iptables and of most others (`srcnat`) ours runs.
 const BEFORE_SRCNAT: i32 = 10;
+
+/// The bits that all marks above [`mark::FORWARDED`] have and no other mark has: 252 to 255.
+const ABOVE: u8 = 0xfc;
+const _: () = assert!(mark::FORWARDED == mark::MAX_HOLDERS + 1 && ABOVE == mark::FORWARDED + 1);
 
 /// Talking to nf_tables failed.
 #[derive(Debug, thiserror::Error)]
@@ -100,8 +104,7 @@ enum Expression {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Comparison {
     Equal,
-    AtLeast,
-    AtMost,
+    Unequal,
 }
 
 /// The one thing there is to do.
@@ -122,7 +125,6 @@ impl Table {
     /// # Errors
     /// A name with a zero byte in it.
     pub fn wanted(mark_shift: u32, untracked: Option<&str>) -> Result<Self, Error> {
-        let our_byte = Expression::Mask(0xff << mark_shift);
         let byte = |value: u8| (u32::from(value) << mark_shift).to_ne_bytes().to_vec();
         let mut chains = vec![Chain {
             name: POSTROUTING.to_owned(),
@@ -132,7 +134,7 @@ impl Table {
             policy: unsigned(libc::NF_ACCEPT),
             rules: vec![vec![
                 Expression::LoadMark,
-                our_byte.clone(),
+                Expression::Mask(0xff << mark_shift),
                 Expression::Compare(Comparison::Equal, byte(mark::FORWARDED)),
                 Expression::LoadSourceAddress,
                 Expression::SourceNat,
@@ -145,23 +147,24 @@ impl Table {
                 return Err(Error::Name { name: device.to_owned() });
             }
             name.resize(libc::IFNAMSIZ, 0);
+            let mut untrack = vec![Expression::LoadInputName, Expression::Compare(Comparison::Equal, name)];
+            // Which leaves the marks of holders. Not as a range: nf_tables orders bytes, not numbers, and what `nft`
+            // makes of that for a mark cannot be read in again from a saved ruleset.
+            for (mask, value) in [(0xff, 0), (0xff, mark::FORWARDED), (ABOVE, ABOVE)] {
+                untrack.extend([
+                    Expression::LoadMark,
+                    Expression::Mask(u32::from(mask) << mark_shift),
+                    Expression::Compare(Comparison::Unequal, byte(value)),
+                ]);
+            }
+            untrack.push(Expression::NoTrack);
             chains.push(Chain {
                 name: PREROUTING.to_owned(),
                 kind: c"filter".to_owned(),
                 hook: unsigned(libc::NF_INET_PRE_ROUTING),
                 priority: libc::NF_IP_PRI_RAW,
                 policy: unsigned(libc::NF_ACCEPT),
-                // nf_tables compares bytes from the first address on, not numbers. With one byte left after the
-                // mask, and the same on both sides, that is the order of numbers on every machine.
-                rules: vec![vec![
-                    Expression::LoadInputName,
-                    Expression::Compare(Comparison::Equal, name),
-                    Expression::LoadMark,
-                    our_byte,
-                    Expression::Compare(Comparison::AtLeast, byte(1)),
-                    Expression::Compare(Comparison::AtMost, byte(mark::MAX_HOLDERS)),
-                    Expression::NoTrack,
-                ]],
+                rules: vec![untrack],
             });
         }
         Ok(Self { chains, extra: false })
@@ -341,13 +344,12 @@ impl Comparison {
     const fn kernel(self) -> u32 {
         match self {
             Self::Equal => CmpOps::Eq as u32,
-            Self::AtLeast => CmpOps::Gte as u32,
-            Self::AtMost => CmpOps::Lte as u32,
+            Self::Unequal => CmpOps::Neq as u32,
         }
     }
 
     fn from_kernel(number: u32) -> Option<Self> {
-        [Self::Equal, Self::AtLeast, Self::AtMost].into_iter().find(|c| c.kernel() == number)
+        [Self::Equal, Self::Unequal].into_iter().find(|c| c.kernel() == number)
     }
 }
 

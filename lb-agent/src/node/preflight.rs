@@ -442,7 +442,7 @@ mod tests {
             (
                 |f| {
                     f.overlaps =
-                        Ok(vec![Overlap { fatal: true, found: String::new(), advice: "move".to_owned() }])
+                        Ok(vec![Overlap { fatal: true, found: String::new(), advice: "move".to_owned() }]);
                 },
                 "mark, rules and tables",
                 Verdict::Fail,

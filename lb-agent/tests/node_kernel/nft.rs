@@ -1,5 +1,6 @@
 use crate::namespace::{Namespace, PATIENCE, Server};
 use lb_agent::node::nft::{Operation, Table, ensure, remove};
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 fn table(untracked: Option<&str>) -> Table {
@@ -25,11 +26,56 @@ fn the_table_reads_as_described() {
 
 \tchain prerouting {
 \t\ttype filter hook prerouting priority raw; policy accept;
-\t\tiifname \"weave\" meta mark & 0xff000000 >= 0x01000000 meta mark & 0xff000000 <= 0xfa000000 notrack
+\t\tiifname \"weave\" meta mark != 0x00000000/8 meta mark != 0xfb000000/8 meta mark != 0xfc000000/6 notrack
 \t}
 }
 "
     );
+    // An administrator may save the ruleset and load it again.
+    node.sh("nft list ruleset > /dev/shm/$$; nft flush ruleset; nft -f /dev/shm/$$; rm /dev/shm/$$");
+    assert!(!pass(&node, &table(Some("weave"))), "what nft makes of it is equal");
+}
+
+#[test]
+fn replies_to_holders_alone_are_not_tracked() {
+    for shift in [0, 8, 16, 24] {
+        let (node, pod) = (Namespace::new(), Namespace::new());
+        node.link("weave", &pod, "eth0");
+        node.sh("ip address add 10.32.0.1/16 dev weave");
+        pod.sh("ip address add 10.32.0.2/16 dev eth0");
+        node.block_on(|| async { ensure(&Table::wanted(shift, Some("weave")).unwrap()).await.unwrap() });
+        // A port for each value of our byte, among bits that are not ours.
+        node.sh(&format!(
+            "(echo 'table ip judge {{
+                map marks {{ type inet_service : mark; }}
+                set tracked {{ type inet_service; size 999; flags dynamic; }}
+                set untracked {{ type inet_service; size 999; flags dynamic; }}
+                chain premark {{ type filter hook prerouting priority -400; meta mark set udp dport map @marks; }}
+                chain checks {{ type filter hook input priority 0; udp dport 1000-1255 jump sort; }}
+                chain sort {{
+                    ct state untracked add @untracked {{ udp dport }}
+                    ct state new add @tracked {{ udp dport }}
+                }}
+            }}'
+            for value in $(seq 0 255); do
+                echo \"add element ip judge marks {{ $((1000 + value)) : $((value << {shift} | (0x10101010 & ~(0xff << {shift})))) }}\"
+            done) | nft -f -"
+        ));
+        pod.run(|| {
+            let socket = std::net::UdpSocket::bind("10.32.0.2:0").unwrap();
+            for value in 0..=255_u16 {
+                // Nobody listens: the error in answer is for the next call, and none of the test's business.
+                while socket.send_to(b"?", ("10.32.0.1", 1000 + value)).is_err() {}
+            }
+        });
+        let values = |set: &str| -> BTreeSet<u16> {
+            let listed =
+                node.sh(&format!("nft list set ip judge {set} | grep -o '1[0-9][0-9][0-9]' || true"));
+            listed.lines().map(|port| port.parse::<u16>().unwrap()).map(|p| p - 1000).collect()
+        };
+        assert_eq!(values("untracked"), (1..=250).collect(), "shift {shift}");
+        assert_eq!(values("tracked"), [0].into_iter().chain(251..=255).collect(), "shift {shift}");
+    }
 }
 
 #[test]

@@ -181,8 +181,8 @@ fn a_marked_reply_reaches_the_holder_and_passes_rules_on_connection_state() {
     node.sh(
         "nft -f - <<'END'
 table ip other {
-    chain mark { type filter hook prerouting priority -310; iifname \"weave\" ip saddr 10.32.0.2 meta mark set 0x01000000; }
-    chain forward { type filter hook forward priority filter; ct state invalid counter drop; }
+    chain premark { type filter hook prerouting priority -310; iifname \"weave\" ip saddr 10.32.0.2 meta mark set 0x01000000; }
+    chain checks { type filter hook forward priority filter; ct state invalid counter drop; }
 }
 END",
     );
@@ -199,7 +199,7 @@ END",
         None,
         "the reply is dropped as invalid while it is tracked"
     );
-    assert!(!node.sh("nft list chain ip other forward").contains("packets 0"), "the drop was by that rule");
+    assert!(!node.sh("nft list chain ip other checks").contains("packets 0"), "the drop was by that rule");
 
     node.block_on(|| async { nft::ensure(&untracked).await.unwrap() });
     let seen = server.seen_from(&holder, PATIENCE).unwrap();

@@ -26,7 +26,7 @@ fn every_kind_of_change_is_a_tick_within_a_second_and_silence_is_none() {
             "nft add table ip reweave-lb",
             "nft flush ruleset",
             "echo 1 > /proc/sys/net/ipv4/conf/weave/rp_filter",
-            "echo 0 > /proc/sys/net/ipv4/conf/weave/forwarding",
+            "echo 1 > /proc/sys/net/ipv4/conf/weave/forwarding",
         ] {
             sh(change);
             timeout(Duration::from_secs(1), ticks.changed()).await.expect(change).unwrap();
