@@ -1,9 +1,9 @@
 use crate::namespace::{FUTILE, Namespace, PATIENCE, Server};
 use lb_agent::node::interfaces::{Interface, list};
-use lb_agent::node::return_path::{Options, State, check_overlap, ensure, observe, plan, remove};
+use lb_agent::node::return_path::{Options, State, check_overlap, ensure, remove};
 use lb_agent::node::{connect, nft};
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 const OPTIONS: Options = Options::DEFAULT;
@@ -159,53 +159,81 @@ fn rules_at_our_priority_and_on_our_mark_are_reported() {
     );
 }
 
-/// The other node, with bridged frames out of netfilter's sight and a rule that drops what conntrack does not
-/// know: a marked reply of the pod goes back over the holder, whose own way to the client is not this node's.
-#[test]
-fn a_marked_reply_reaches_the_holder_and_passes_rules_on_connection_state() {
+/// The other node with a pod and a holder at its bridge; the client is an address of the holder's, as the holder
+/// would leave it in the packet. A chain stands for the packet program, which marks before netfilter looks.
+fn other_node(bridges_call_iptables: u8) -> (Namespace, Namespace, Namespace) {
     let (node, pod, holder) = (Namespace::new(), Namespace::new(), Namespace::new());
     node.link("pod0", &pod, "eth0");
     node.link("overlay0", &holder, "eth0");
-    node.sh("ip link add weave type bridge
+    node.sh(&format!(
+        "ip link add weave type bridge
          ip address add 10.32.0.1/16 dev weave
          for port in pod0 overlay0; do ip link set $port master weave; done
          ip link set weave up
-         echo 0 > /proc/sys/net/bridge/bridge-nf-call-iptables
-         echo 1 > /proc/sys/net/ipv4/ip_forward");
+         echo {bridges_call_iptables} > /proc/sys/net/bridge/bridge-nf-call-iptables
+         echo 1 > /proc/sys/net/ipv4/ip_forward
+         nft -f - <<'END'
+table ip program {{
+    chain premark {{
+        type filter hook prerouting priority -310
+        ip saddr 10.32.0.2 meta mark set 0x01000000
+        ip daddr 10.32.0.2 meta mark set 0xfb000000
+    }}
+}}
+table ip cni {{
+    chain checks {{ type filter hook forward priority filter; ct state invalid counter drop; }}
+    chain postrouting {{
+        type nat hook postrouting priority srcnat
+        ip saddr != 10.32.0.0/16 ip daddr 10.32.0.0/16 masquerade
+    }}
+}}
+END"
+    ));
     pod.sh("ip address add 10.32.0.2/16 dev eth0; ip route add default via 10.32.0.1");
-    // The client's address, as the holder would leave it in the packet.
     holder.sh("ip address add 10.32.1.1/16 dev eth0
          ip address add 192.0.2.2/32 dev lo
          ip route replace 10.32.0.0/16 dev eth0 src 192.0.2.2");
-    // In place of the packet program, which marks replies before netfilter sees them.
-    node.sh(
-        "nft -f - <<'END'
-table ip other {
-    chain premark { type filter hook prerouting priority -310; iifname \"weave\" ip saddr 10.32.0.2 meta mark set 0x01000000; }
-    chain checks { type filter hook forward priority filter; ct state invalid counter drop; }
+    (node, pod, holder)
 }
-END",
-    );
+
+const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+fn table(node: &Namespace, untracked: Option<&str>) {
+    let table = nft::Table::wanted(OPTIONS.mark_shift, untracked).unwrap();
+    node.block_on(|| async { nft::ensure(&table).await.unwrap() });
+}
+
+/// With bridged frames out of netfilter's sight, conntrack meets the connection with its second packet.
+#[test]
+fn a_marked_reply_reaches_the_holder_and_passes_rules_on_connection_state() {
+    let (node, pod, holder) = other_node(0);
     let server = Server::start(&pod, ([10, 32, 0, 2], 8080).into());
     assert_eq!(server.seen_from(&holder, FUTILE), None, "without a way back");
 
-    let (wanted, untracked) = node.block_on(|| async {
-        let wanted = State::wanted(&holders([1]), &weave().await, &OPTIONS).unwrap();
-        (wanted, nft::Table::wanted(OPTIONS.mark_shift, Some("weave")).unwrap())
-    });
-    node.block_on(|| async { ensure(&connect().unwrap(), &OPTIONS, &wanted).await.unwrap() });
+    pass(&node, &holders([1]));
     assert_eq!(
         server.seen_from(&holder, FUTILE),
         None,
         "the reply is dropped as invalid while it is tracked"
     );
-    assert!(!node.sh("nft list chain ip other checks").contains("packets 0"), "the drop was by that rule");
+    assert!(!node.sh("nft list chain ip cni checks").contains("packets 0"), "the drop was by that rule");
 
-    node.block_on(|| async { nft::ensure(&untracked).await.unwrap() });
-    let seen = server.seen_from(&holder, PATIENCE).unwrap();
-    assert_eq!(seen.ip(), Ipv4Addr::new(192, 0, 2, 2));
-    node.block_on(|| async {
-        let observed = observe(&connect().unwrap(), &OPTIONS).await.unwrap();
-        assert!(plan(&wanted, &observed).is_empty());
-    });
+    table(&node, Some("weave"));
+    assert_eq!(server.seen_from(&holder, PATIENCE).unwrap().ip(), CLIENT);
+    assert_eq!(pass(&node, &holders([1])), [""; 0]);
+}
+
+/// Where netfilter sees bridged frames, the CNI's masquerade would change those that are only bridged, too.
+#[test]
+fn a_bridged_forward_keeps_its_source_and_its_reply_reaches_the_holder() {
+    let (node, pod, holder) = other_node(1);
+    let server = Server::start(&pod, ([10, 32, 0, 2], 8080).into());
+    pass(&node, &holders([1]));
+    let seen = server.seen_from(&holder, FUTILE).map(|from| from.ip());
+    assert_ne!(seen, Some(CLIENT), "without our table");
+
+    table(&node, None);
+    assert_eq!(server.seen_from(&holder, PATIENCE).unwrap().ip(), CLIENT);
+    node.sh("ip rule del priority 100");
+    assert_eq!(server.seen_from(&holder, FUTILE), None, "without the rule");
 }
