@@ -1,1 +1,3 @@
 //! The agent, as a library for its tests.
+
+pub mod node;

@@ -1,0 +1,93 @@
+use crate::namespace::Namespace;
+use lb_agent::node::sysctl::{Error, LOOSE, Record, STRICT, rp_filter};
+use std::path::{Path, PathBuf};
+
+/// A state directory of the test's own, gone afterwards.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(test: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("reweave-lb-{test}-{}", std::process::id())))
+    }
+
+    fn record(&self) -> Record {
+        Record::new(&self.0)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn set(node: &Namespace, device: &str, value: u8) {
+    node.sh(&format!("echo {value} > /proc/sys/net/ipv4/conf/{device}/rp_filter"));
+}
+
+fn own_value(node: &Namespace, device: &str) -> String {
+    node.sh(&format!("cat /proc/sys/net/ipv4/conf/{device}/rp_filter")).trim().to_owned()
+}
+
+#[test]
+fn strict_becomes_loose_whichever_value_makes_it_strict_and_is_restored_by_the_next_agent() {
+    let node = Namespace::weave_node();
+    for (all, own) in [(0, 1), (1, 0), (1, 1)] {
+        let directory = Directory::new(&format!("restore-{all}-{own}"));
+        set(&node, "all", all);
+        set(&node, "weave", own);
+        let before = node.snapshot();
+        node.run(|| {
+            assert_eq!(rp_filter("weave").unwrap(), STRICT);
+            assert_eq!(directory.record().loosen(&["weave"]).unwrap().len(), 1);
+            assert_eq!(rp_filter("weave").unwrap(), LOOSE);
+            assert_eq!(directory.record().loosen(&["weave"]).unwrap(), [], "the second time");
+        });
+        assert_eq!(own_value(&node, "all"), all.to_string(), "other devices keep theirs");
+        node.run(|| assert_eq!(directory.record().restore().unwrap().len(), 1));
+        assert_eq!(node.snapshot(), before);
+        assert!(!directory.0.exists(), "nothing of the record stays");
+        node.run(|| assert_eq!(directory.record().restore().unwrap(), []));
+    }
+}
+
+#[test]
+fn what_is_off_or_loose_is_left_alone() {
+    let node = Namespace::weave_node();
+    let directory = Directory::new("alone");
+    for value in [0, LOOSE] {
+        set(&node, "weave", value);
+        node.run(|| assert_eq!(directory.record().loosen(&["weave"]).unwrap(), []));
+        assert_eq!(own_value(&node, "weave"), value.to_string());
+    }
+    assert!(!directory.0.exists());
+}
+
+#[test]
+fn a_value_that_someone_else_has_changed_since_is_theirs() {
+    let node = Namespace::weave_node();
+    let directory = Directory::new("theirs");
+    set(&node, "weave", STRICT);
+    set(&node, "eth0", STRICT);
+    node.run(|| assert_eq!(directory.record().loosen(&["weave", "eth0"]).unwrap().len(), 2));
+    set(&node, "weave", 0);
+    node.sh("ip link del eth0");
+    node.run(|| assert_eq!(directory.record().restore().unwrap(), []));
+    assert_eq!(own_value(&node, "weave"), "0");
+}
+
+#[test]
+fn without_a_record_nothing_is_changed() {
+    let node = Namespace::weave_node();
+    let directory = Directory::new("broken");
+    set(&node, "weave", STRICT);
+    std::fs::create_dir_all(&directory.0).unwrap();
+    std::fs::write(directory.0.join("sysctls.json"), "{ not json").unwrap();
+    let error = node.run(|| directory.record().loosen(&["weave"]).unwrap_err());
+    assert!(matches!(error, Error::Broken { .. }), "{error}");
+    let error = node.run(|| Record::new(Path::new("/proc/nowhere")).loosen(&["weave"]).unwrap_err());
+    assert!(matches!(error, Error::Record { .. }), "{error}");
+    assert_eq!(own_value(&node, "weave"), "1");
+    let error = node.run(|| directory.record().loosen(&["gone"]).unwrap_err().to_string());
+    assert!(error.contains("net/ipv4/conf/gone/rp_filter"), "{error}");
+}
