@@ -1,1 +1,4 @@
 //! The agent, as a library for its tests.
+
+pub mod model;
+pub mod policy;

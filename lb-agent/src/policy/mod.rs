@@ -1,0 +1,10 @@
+//! The policy: pure functions from what the API shows to what one node must do. No clock, no network, no map.
+
+pub mod compute;
+mod index;
+pub mod marks;
+pub mod node;
+pub mod quote;
+pub mod sample;
+
+pub use compute::compute;
