@@ -2,6 +2,7 @@
 
 pub mod compute;
 mod index;
+pub mod maglev;
 pub mod marks;
 pub mod node;
 pub mod quote;
