@@ -60,17 +60,20 @@ pub(crate) enum Unplaced<'a> {
 impl Unplaced<'_> {
     /// The problem, for people.
     pub(crate) fn describe(&self, service: &Service) -> String {
-        let key = service.key();
+        format!("{}: {}", service.key(), self.reason(service))
+    }
+
+    /// The same without the Service's name.
+    pub(crate) fn reason(&self, service: &Service) -> String {
         match self {
             Self::NoAddress => format!(
-                "{key}: spec.loadBalancerIP must name an IPv4 address a node holds (got {})",
+                "spec.loadBalancerIP must name an IPv4 address a node holds (got {})",
                 Quoted(&service.wanted)
             ),
-            Self::NotHeld(address) => format!("{key}: no node holds {address}"),
+            Self::NotHeld(address) => format!("no node holds {address}"),
             Self::HeldBySeveral(address, nodes) => {
                 let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-                let names = names.join(", ");
-                format!("{key}: {address} is held by several nodes ({names}); serving it from none")
+                format!("{address} is held by several nodes ({}); serving it from none", names.join(", "))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The policy: pure functions from what the API shows to what one node must do. No clock, no network, no map.
 
 pub mod compute;
+pub mod explain;
 pub mod extend;
 mod index;
 pub mod maglev;
