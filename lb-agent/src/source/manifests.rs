@@ -13,7 +13,7 @@ mod files;
 
 use self::document::{Document, Kinds};
 use super::Objects;
-use crate::model::{ADDRESSES, EndpointSlice, Service, WEAVE};
+use crate::model::{ADDRESSES, Service, WEAVE};
 use crate::policy::node;
 use k8s_openapi::api::core::v1 as core;
 use std::collections::BTreeMap;
@@ -92,66 +92,109 @@ impl fmt::Display for Place {
     }
 }
 
-/// Reads a file or a directory.
+/// Reads a file or a directory once.
 ///
 /// # Errors
-/// Names every broken file, and every object that is defined twice with both places.
+/// As [`Reader::read`].
 pub fn read(path: &Path) -> Result<Objects, ManifestError> {
-    let files = files::find(path)?;
-    let mut faults = Vec::new();
-    let mut read = |paths: &[PathBuf]| {
-        let mut kinds = Kinds::default();
-        for path in paths {
-            match files::text(path) {
-                Ok(Some(text)) => faults.extend(document::read(path, &text, &mut kinds)),
-                Ok(None) => {}
-                Err(fault) => faults.push(fault),
-            }
+    Reader::default().read(path)
+}
+
+/// Reads again and again, and parses only the files whose text has changed.
+#[derive(Default)]
+pub struct Reader {
+    parsed: BTreeMap<PathBuf, Parsed>,
+}
+
+/// A file's text and what was in it.
+struct Parsed {
+    text: String,
+    kinds: Kinds,
+    faults: Vec<Fault>,
+}
+
+impl Reader {
+    /// Reads a file or a directory.
+    ///
+    /// # Errors
+    /// Names every broken file, and every object that is defined twice with both places.
+    pub fn read(&mut self, path: &Path) -> Result<Objects, ManifestError> {
+        let files = files::find(path)?;
+        let mut faults = self.parse([&files.base, &files.nodes, &files.status].into_iter().flatten());
+        let base: Vec<&Kinds> = self.kinds(&files.base).collect();
+        let mut nodes = unique(base.iter().flat_map(|kinds| &kinds.nodes), &mut faults);
+        let mut services = unique(base.iter().flat_map(|kinds| &kinds.services), &mut faults);
+        let slices = unique(base.iter().flat_map(|kinds| &kinds.slices), &mut faults);
+        let reported = unique(self.kinds(&files.nodes).flat_map(|kinds| &kinds.nodes), &mut faults);
+        lay_nodes_over(&mut nodes, reported);
+        let reported = unique(self.kinds(&files.status).flat_map(|kinds| &kinds.services), &mut faults);
+        lay_status_over(&mut services, &reported);
+        if !faults.is_empty() {
+            faults.sort();
+            return Err(ManifestError::Broken { faults });
         }
-        kinds
-    };
-    let (base, reported_nodes, reported_status) =
-        (read(&files.base), read(&files.nodes), read(&files.status));
-    let mut nodes = unique(base.nodes, &mut faults);
-    let mut services = unique(base.services, &mut faults);
-    let slices = unique(base.slices, &mut faults);
-    lay_nodes_over(&mut nodes, unique(reported_nodes.nodes, &mut faults));
-    lay_status_over(&mut services, unique(reported_status.services, &mut faults));
-    if !faults.is_empty() {
-        faults.sort();
-        return Err(ManifestError::Broken { faults });
+        let (nodes, errors): (_, Vec<_>) = nodes.values().map(node::parse).unzip();
+        Ok(Objects {
+            nodes,
+            annotation_errors: errors.into_iter().flatten().collect(),
+            services: services.into_values().collect(),
+            slices: slices.into_values().collect(),
+            ignored: base.iter().map(|kinds| kinds.ignored).sum(),
+        })
     }
-    let (nodes, errors): (_, Vec<_>) = nodes.values().map(node::parse).unzip();
-    Ok(Objects {
-        nodes,
-        annotation_errors: errors.into_iter().flatten().collect(),
-        services: services.values().map(Service::from).collect(),
-        slices: slices.values().map(EndpointSlice::from).collect(),
-        ignored: base.ignored,
-    })
+
+    /// Brings what is parsed up to these files, and answers with all that is wrong in them.
+    fn parse<'p>(&mut self, files: impl Iterator<Item = &'p PathBuf>) -> Vec<Fault> {
+        let mut old = std::mem::take(&mut self.parsed);
+        let mut faults = Vec::new();
+        for path in files {
+            let text = match files::text(path) {
+                Ok(Some(text)) => text,
+                Ok(None) => continue,
+                Err(fault) => {
+                    faults.push(fault);
+                    continue;
+                }
+            };
+            let parsed = old.remove(path).filter(|old| old.text == text).unwrap_or_else(|| {
+                let (kinds, faults) = document::read(path, &text);
+                Parsed { text, kinds, faults }
+            });
+            faults.extend_from_slice(&parsed.faults);
+            self.parsed.insert(path.clone(), parsed);
+        }
+        faults
+    }
+
+    fn kinds(&self, files: &[PathBuf]) -> impl Iterator<Item = &Kinds> {
+        files.iter().filter_map(|path| self.parsed.get(path)).map(|parsed| &parsed.kinds)
+    }
 }
 
 /// Namespace (empty for Nodes) and name.
 type Key = (String, String);
 
 /// By key; an object that was there before is a fault that names both places.
-fn unique<T>(documents: Vec<Document<T>>, faults: &mut Vec<Fault>) -> BTreeMap<Key, T> {
-    let mut objects: BTreeMap<Key, (Place, T)> = BTreeMap::new();
-    for Document { kind, namespace, name, at, object } in documents {
-        match objects.entry((namespace, name)) {
+fn unique<'d, T: Clone + 'd>(
+    documents: impl Iterator<Item = &'d Document<T>>,
+    faults: &mut Vec<Fault>,
+) -> BTreeMap<Key, T> {
+    let mut first: BTreeMap<Key, &Document<T>> = BTreeMap::new();
+    for document in documents {
+        match first.entry((document.namespace.clone(), document.name.clone())) {
             Entry::Vacant(entry) => {
-                entry.insert((at, object));
+                entry.insert(document);
             }
             Entry::Occupied(entry) => {
-                let (namespace, name) = entry.key();
+                let Document { kind, namespace, name, at, .. } = document;
                 let slash = if namespace.is_empty() { "" } else { "/" };
                 let reason =
-                    format!("{kind} {namespace}{slash}{name} is already defined in {}", entry.get().0);
-                faults.push(Fault { at, reason });
+                    format!("{kind} {namespace}{slash}{name} is already defined in {}", entry.get().at);
+                faults.push(Fault { at: at.clone(), reason });
             }
         }
     }
-    objects.into_iter().map(|(key, (_, object))| (key, object)).collect()
+    first.into_iter().map(|(key, document)| (key, document.object.clone())).collect()
 }
 
 /// Only our two annotations count, so that a report can never change what else a Node says.
@@ -170,10 +213,10 @@ fn lay_nodes_over(nodes: &mut BTreeMap<Key, core::Node>, reported: BTreeMap<Key,
 }
 
 /// A status of a Service that is no longer there is left over, and says nothing.
-fn lay_status_over(services: &mut BTreeMap<Key, core::Service>, reported: BTreeMap<Key, core::Service>) {
+fn lay_status_over(services: &mut BTreeMap<Key, Service>, reported: &BTreeMap<Key, Service>) {
     for (key, report) in reported {
-        if let Some(service) = services.get_mut(&key) {
-            service.status = report.status;
+        if let Some(service) = services.get_mut(key) {
+            service.shown = report.shown;
         }
     }
 }

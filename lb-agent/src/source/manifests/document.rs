@@ -1,10 +1,10 @@
 //! From the text of a file to typed objects, each with its place.
 
 use super::{Fault, Place};
+use crate::model::{EndpointSlice, Service};
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::{Metadata, Resource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -15,8 +15,8 @@ use std::path::Path;
 #[derive(Default)]
 pub(super) struct Kinds {
     pub(super) nodes: Vec<Document<core::Node>>,
-    pub(super) services: Vec<Document<core::Service>>,
-    pub(super) slices: Vec<Document<discovery::EndpointSlice>>,
+    pub(super) services: Vec<Document<Service>>,
+    pub(super) slices: Vec<Document<EndpointSlice>>,
     pub(super) ignored: usize,
 }
 
@@ -30,10 +30,10 @@ pub(super) struct Document<T> {
     pub(super) object: T,
 }
 
-/// Adds what a file holds. A document that is broken does not hide what is wrong in the next.
+/// What a file holds, and what is wrong in it. A document that is broken does not hide what is wrong in the next.
 ///
 /// A file that says it is JSON is read as such: YAML's parser refuses characters that JSON allows.
-pub(super) fn read(file: &Path, text: &str, kinds: &mut Kinds) -> Vec<Fault> {
+pub(super) fn read(file: &Path, text: &str) -> (Kinds, Vec<Fault>) {
     let is_json = file.extension().is_some_and(|ending| ending == "json");
     let sources: Vec<Source<'_>> = if is_json {
         vec![Source { file, begin: 1, content: Content::Json(text) }]
@@ -41,7 +41,9 @@ pub(super) fn read(file: &Path, text: &str, kinds: &mut Kinds) -> Vec<Fault> {
         let source = |(begin, text)| Source { file, begin, content: Content::Yaml(text) };
         documents(text).into_iter().map(source).collect()
     };
-    sources.iter().filter_map(|source| kinds.add(source).err()).collect()
+    let mut kinds = Kinds::default();
+    let faults = sources.iter().filter_map(|source| kinds.add(source).err()).collect();
+    (kinds, faults)
 }
 
 /// The documents of a file, each with the number of its first line, from 1.
@@ -97,22 +99,22 @@ impl Kinds {
         let Some(kind) = head.kind else { return Err(source.fault("no kind: not a Kubernetes manifest")) };
         let Some(version) = head.api_version else { return Err(source.fault("no apiVersion")) };
         match (version.as_str(), kind.as_str()) {
-            ("v1", "Node") => self.nodes.push(source.cluster_object(source.decode()?)?),
-            ("v1", "Service") => self.services.push(source.object(source.decode()?)?),
-            ("discovery.k8s.io/v1", "EndpointSlice") => self.slices.push(source.object(source.decode()?)?),
+            ("v1", "Node") => self.nodes.push(source.node(source.decode()?)?),
+            ("v1", "Service") => self.services.push(source.service(&source.decode()?)?),
+            ("discovery.k8s.io/v1", "EndpointSlice") => self.slices.push(source.slice(&source.decode()?)?),
             ("v1", "NodeList") => {
                 for object in source.items()? {
-                    self.nodes.push(source.cluster_object(object)?);
+                    self.nodes.push(source.node(object)?);
                 }
             }
             ("v1", "ServiceList") => {
                 for object in source.items()? {
-                    self.services.push(source.object(object)?);
+                    self.services.push(source.service(&object)?);
                 }
             }
             ("discovery.k8s.io/v1", "EndpointSliceList") => {
                 for object in source.items()? {
-                    self.slices.push(source.object(object)?);
+                    self.slices.push(source.slice(&object)?);
                 }
             }
             ("v1", "List") => {
@@ -151,22 +153,36 @@ impl Source<'_> {
         Ok(self.decode::<List<T>>()?.items.unwrap_or_default())
     }
 
-    fn object<T: Resource + Metadata<Ty = ObjectMeta>>(&self, mut object: T) -> Result<Document<T>, Fault> {
-        // As kubectl does.
-        object.metadata_mut().namespace.get_or_insert_with(|| "default".to_owned());
-        self.cluster_object(object)
+    fn node(&self, object: core::Node) -> Result<Document<core::Node>, Fault> {
+        let ObjectMeta { name, .. } = &object.metadata;
+        let name = name.clone().unwrap_or_default();
+        self.document("Node", String::new(), name, object)
     }
 
-    fn cluster_object<T: Resource + Metadata<Ty = ObjectMeta>>(
+    fn service(&self, object: &core::Service) -> Result<Document<Service>, Fault> {
+        let mut service = Service::from(object);
+        in_default(&mut service.namespace);
+        self.document("Service", service.namespace.clone(), service.name.clone(), service)
+    }
+
+    fn slice(&self, object: &discovery::EndpointSlice) -> Result<Document<EndpointSlice>, Fault> {
+        let mut slice = EndpointSlice::from(object);
+        in_default(&mut slice.namespace);
+        let name = object.metadata.name.clone().unwrap_or_default();
+        self.document("EndpointSlice", slice.namespace.clone(), name, slice)
+    }
+
+    fn document<T>(
         &self,
+        kind: &'static str,
+        namespace: String,
+        name: String,
         object: T,
     ) -> Result<Document<T>, Fault> {
-        let ObjectMeta { name, namespace, .. } = object.metadata();
-        let Some(name) = name.clone().filter(|name| !name.is_empty()) else {
-            return Err(self.fault(&format!("a {} without metadata.name", T::KIND)));
-        };
-        let namespace = namespace.clone().unwrap_or_default();
-        Ok(Document { kind: T::KIND, namespace, name, at: self.place(self.begin), object })
+        if name.is_empty() {
+            return Err(self.fault(&format!("{kind} without metadata.name")));
+        }
+        Ok(Document { kind, namespace, name, at: self.place(self.begin), object })
     }
 
     /// A line of the text as a line of the file.
@@ -184,6 +200,13 @@ impl Source<'_> {
 
     fn fault_at(&self, line: u64, reason: &str) -> Fault {
         Fault { at: self.place(line), reason: reason.to_owned() }
+    }
+}
+
+/// As kubectl does.
+fn in_default(namespace: &mut String) {
+    if namespace.is_empty() {
+        "default".clone_into(namespace);
     }
 }
 

@@ -150,7 +150,7 @@ fn every_broken_file_is_named_with_its_line() {
         "kindless.yaml: line 1: no kind: not a Kubernetes manifest",
         "kindless.yaml: line 2: no apiVersion",
         "kindless.yaml: line 5",
-        "nameless.json: line 1: a Node without metadata.name",
+        "nameless.json: line 1: Node without metadata.name",
         "syntax.yaml: line ",
         "type.json: line 2 (document from line 1): ",
         "type.yaml: line 22 (document from line 16): ",
@@ -199,6 +199,34 @@ fn aliases_do_not_blow_up() {
     let error = error_of(&[("bomb.yaml", &text), ("web.yaml", WEB)]);
     println!("{error} {:?}", begin.elapsed());
     assert!(error.starts_with("bomb.yaml: line "), "{error}");
+}
+
+/// What changed is seen, what did not is the same as before, and an error goes with its cause.
+#[test]
+fn reading_again_gives_what_reading_anew_does() {
+    let dir = mk_dir(&[("web.yaml", WEB), ("slice.yaml", SLICE)]);
+    let mut reader = Reader::default();
+    let mut same = || {
+        let (again, anew) = (reader.read(dir.path()), read(dir.path()));
+        match (again, anew) {
+            (Ok(again), Ok(anew)) => assert_eq!(again, anew),
+            (Err(again), Err(anew)) => assert_eq!(again.to_string(), anew.to_string()),
+            (again, anew) => panic!("{again:?} instead of {anew:?}"),
+        }
+        read(dir.path()).is_ok()
+    };
+    assert!(same());
+    // As long as it was, and within the same instant.
+    fs::write(dir.path().join("web.yaml"), WEB.replace("192.0.2.1", "192.0.2.2")).unwrap();
+    assert!(same());
+    fs::write(dir.path().join("web.yaml"), "kind: [").unwrap();
+    assert!(!same());
+    assert!(!same());
+    fs::write(dir.path().join("web.yaml"), WEB).unwrap();
+    assert!(same());
+    fs::remove_file(dir.path().join("slice.yaml")).unwrap();
+    fs::write(dir.path().join("other.yaml"), WEB).unwrap();
+    assert!(!same());
 }
 
 #[test]
