@@ -1,3 +1,8 @@
 //! The agent, as a library for its tests.
 
 pub mod node;
+pub mod cli;
+pub mod model;
+pub mod policy;
+pub mod report;
+pub mod source;

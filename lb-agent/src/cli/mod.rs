@@ -1,0 +1,3 @@
+//! One file per subcommand: its arguments beside its code.
+
+pub mod plan;

@@ -1,0 +1,14 @@
+//! The policy: pure functions from what the API shows to what one node must do. No clock, no network, no map.
+
+pub mod compute;
+pub mod explain;
+pub mod extend;
+mod index;
+pub mod maglev;
+pub mod marks;
+pub mod node;
+pub mod quote;
+pub mod sample;
+
+pub use compute::compute;
+pub use extend::wanted;

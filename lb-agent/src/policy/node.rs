@@ -1,0 +1,74 @@
+//! What a node publishes about itself, in two annotations.
+
+use super::quote::Quoted;
+use crate::model::{ADDRESSES, HardwareAddress, Node, WEAVE, parse_ipv4};
+use k8s_openapi::api::core::v1 as core;
+use std::fmt::Display;
+use std::net::Ipv4Addr;
+use thiserror::Error;
+
+/// An annotation that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AnnotationError {
+    /// An item of the addresses annotation.
+    #[error("node {node}: {ADDRESSES}: {} is not an IPv4 address", Quoted(item))]
+    Address {
+        /// The Node's name.
+        node: String,
+        /// The item, untrimmed.
+        item: String,
+    },
+    /// The overlay annotation.
+    #[error("node {node}: {WEAVE}: want \"<ip>,<mac>\", got {}", Quoted(value))]
+    Weave {
+        /// The Node's name.
+        node: String,
+        /// The whole value.
+        value: String,
+    },
+}
+
+/// Reads a Node's annotations. A node that has published nothing (yet) holds nothing and cannot take replies.
+///
+/// After an error the node holds what stood before it: addresses in front of a bad one, and no overlay.
+pub fn parse(object: &core::Node) -> (Node, Option<AnnotationError>) {
+    let mut node = Node { name: object.metadata.name.clone().unwrap_or_default(), ..Node::default() };
+    let error = read_annotations(object, &mut node).err();
+    (node, error)
+}
+
+fn read_annotations(object: &core::Node, node: &mut Node) -> Result<(), AnnotationError> {
+    let annotation = |name| {
+        let annotations = object.metadata.annotations.as_ref();
+        annotations.and_then(|all| all.get(name)).map(String::as_str).filter(|value| !value.is_empty())
+    };
+    for item in annotation(ADDRESSES).into_iter().flat_map(|value| value.split(',')) {
+        let address = parse_ipv4(item.trim())
+            .ok_or_else(|| AnnotationError::Address { node: node.name.clone(), item: item.to_owned() })?;
+        node.addresses.push(address);
+    }
+    if let Some(value) = annotation(WEAVE) {
+        let (ip, mac) = parse_weave(value)
+            .ok_or_else(|| AnnotationError::Weave { node: node.name.clone(), value: value.to_owned() })?;
+        (node.weave_ip, node.weave_mac) = (Some(ip), Some(mac));
+    }
+    Ok(())
+}
+
+/// A comma too many ends up in the hardware address, which refuses it.
+fn parse_weave(value: &str) -> Option<(Ipv4Addr, HardwareAddress)> {
+    let (ip, mac) = value.split_once(',')?;
+    Some((parse_ipv4(ip)?, HardwareAddress::parse(mac)?))
+}
+
+/// The value of the addresses annotation: sorted as text, so that it changes only when the set does.
+pub fn format_addresses<A: Display>(addresses: &[A]) -> String {
+    let mut texts: Vec<String> = addresses.iter().map(A::to_string).collect();
+    texts.sort_unstable();
+    texts.join(",")
+}
+
+/// The value of the overlay annotation.
+pub fn format_weave(ip: Ipv4Addr, mac: &HardwareAddress) -> String {
+    format!("{ip},{mac}")
+}

@@ -1,0 +1,3 @@
+//! What goes back to the source of the objects.
+
+pub mod manifests;
