@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod dns;
 mod host;
 pub mod http;
+pub mod load;
 mod namespace;
 mod process;
 mod run;

@@ -96,6 +96,11 @@ pub struct Pod {
 }
 
 impl Node {
+    /// 1 for `n1`.
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
     /// Its own address, on its uplink `eth0`.
     pub fn address(&self) -> Ipv4Addr {
         Ipv4Addr::new(192, 0, 2, 10 + self.number)

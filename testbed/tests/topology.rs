@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
+use testbed::load::Load;
 use testbed::{Options, Pod, Testbed, dns, http, server, wait};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -113,6 +114,23 @@ fn a_removed_pod_is_gone_and_its_name_can_be_used_again() {
     let again = testbed.add_pod(3, "web").unwrap();
     let _server = server::http(&again, 8080).unwrap();
     assert_eq!(http::get(&asker, web(&again), "/", SOON).unwrap(), "web");
+}
+
+#[test]
+fn load_counts_the_answers_and_the_failures() {
+    let testbed = Testbed::weave(Options::default()).unwrap();
+    let (asker, pod) = (testbed.add_pod(2, "asker").unwrap(), testbed.add_pod(1, "web").unwrap());
+    let server = server::http(&pod, 8080).unwrap();
+    let load = Load::start(&asker, web(&pod), 2);
+    load.await_answers(50, SOON).unwrap();
+    assert_eq!(load.counts().failures, [""; 0]);
+    drop(server);
+    wait::until("a failure", SOON, || {
+        anyhow::ensure!(!load.counts().failures.is_empty(), "none");
+        Ok(())
+    })
+    .unwrap();
+    assert!(load.finish().unwrap().answered >= 50);
 }
 
 #[test]

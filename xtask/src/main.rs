@@ -3,6 +3,7 @@
 mod bpf_toolchain;
 mod build;
 mod check;
+mod demo;
 mod setup;
 mod sh;
 mod test;
@@ -11,7 +12,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Set-up, build, check and test of reweave-lb")]
+#[command(name = "cargo xtask", about = "Set-up, build, check, test and demo of reweave-lb")]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -27,6 +28,8 @@ enum Command {
     Check,
     /// Every test, as root (asks for sudo if need be)
     Test,
+    /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
+    Demo(demo::Args),
 }
 
 fn main() -> ExitCode {
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         Command::Build => build::run(),
         Command::Check => check::run(),
         Command::Test => test::run(),
+        Command::Demo(args) => demo::run(args),
     };
     if let Err(error) = outcome {
         // Without the backtrace: it shows our own walk, the chain says what went wrong.
