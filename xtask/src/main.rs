@@ -1,3 +1,50 @@
-//! xtask
+//! `cargo xtask SUBCOMMAND`: everything that is done with this workspace, one file per subcommand.
 
-fn main() {}
+mod bpf_toolchain;
+mod build;
+mod check;
+mod demo;
+mod setup;
+mod sh;
+mod test;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Set-up, build, check, test and demo of reweave-lb")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Find out what this machine lacks to build, test and show the project, and install it
+    Setup,
+    /// Build the agent, with the packet program inside: target/release/lb-agent
+    Build,
+    /// Formatting and lints of every crate, warnings denied
+    Check,
+    /// Every test, as root (asks for sudo if need be)
+    Test,
+    /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
+    Demo(demo::Args),
+}
+
+fn main() -> ExitCode {
+    let Args { command } = Args::parse();
+    let outcome = match command {
+        Command::Setup => setup::run(),
+        Command::Build => build::run(),
+        Command::Check => check::run(),
+        Command::Test => test::run(),
+        Command::Demo(args) => demo::run(args),
+    };
+    if let Err(error) = outcome {
+        // Without the backtrace: it shows our own walk, the chain says what went wrong.
+        eprintln!("==> failed: {error:#}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,91 @@
+//! Packets, captured by tcpdump and judged by tshark: a stranger to our own arithmetic.
+
+use crate::host::Host;
+use crate::process::Process;
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// A capture that goes on.
+#[derive(Debug)]
+pub struct Capture {
+    tcpdump: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    pub(crate) fn begin(host: &Host, device: &str, filter: &str) -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let label = format!("capture-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let file = host.files().join(format!("{}-{label}.pcap", host.name()));
+        let path = file.to_str().context("the run's directory is not UTF-8")?;
+        // Each packet is written when it is seen, so the end of the capture loses none.
+        let mut tcpdump = host.spawn(
+            &label,
+            &["tcpdump", "-n", "-U", "--immediate-mode", "-Z", "root", "-i", device, "-w", path, filter],
+        )?;
+        tcpdump.await_log("listening on", Duration::from_secs(5))?;
+        Ok(Self { tcpdump, file })
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// When tcpdump does not end well.
+    pub fn finish(mut self) -> Result<Captured> {
+        self.tcpdump.signal(Signal::SIGINT)?;
+        let status = self.tcpdump.wait(Duration::from_secs(5))?;
+        ensure!(status.success(), "tcpdump: {status}: {}", self.tcpdump.log()?.trim());
+        Ok(Captured { file: self.file })
+    }
+}
+
+/// A finished capture.
+#[derive(Debug)]
+pub struct Captured {
+    file: PathBuf,
+}
+
+impl Captured {
+    /// The pcap file.
+    pub fn path(&self) -> &Path {
+        &self.file
+    }
+
+    /// The packets that match a display filter of tshark, one line each; all for an empty filter.
+    ///
+    /// # Errors
+    /// When tshark cannot be run or does not like the filter.
+    pub fn packets(&self, filter: &str) -> Result<Vec<String>> {
+        let output = Command::new("tshark")
+            .arg("-n")
+            .args(
+                ["ip", "tcp", "udp"]
+                    .iter()
+                    .flat_map(|layer| ["-o".to_owned(), format!("{layer}.check_checksum:TRUE")]),
+            )
+            .arg("-r")
+            .arg(&self.file)
+            .args(["-Y", filter])
+            .output()
+            .context("cannot run tshark")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "tshark: {}: {}", output.status, said.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).lines().map(|line| line.trim().to_owned()).collect())
+    }
+
+    /// The packets with a wrong IP, TCP, UDP or ICMP checksum. Meaningful where the sender's checksum offload is off
+    /// ([`crate::Options::checksum_offload`]): else the sums are partial until they leave for a real device.
+    ///
+    /// # Errors
+    /// As [`Captured::packets`].
+    pub fn bad_checksums(&self) -> Result<Vec<String>> {
+        // 0 is "bad" in tshark's enumeration.
+        self.packets(
+            "ip.checksum.status == 0 || tcp.checksum.status == 0 || udp.checksum.status == 0 || icmp.checksum.status == 0",
+        )
+    }
+}

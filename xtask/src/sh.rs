@@ -1,0 +1,74 @@
+//! Running other programs, and saying so.
+
+use anyhow::{Context as _, Result, ensure};
+use nix::unistd::geteuid;
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// One line of progress, told apart from the output of the programs that run.
+pub(crate) fn say(line: &str) {
+    eprintln!("==> {line}");
+}
+
+/// The directory of the workspace, which every subcommand works in.
+pub(crate) fn workspace() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.parent().unwrap_or(package)
+}
+
+/// The cargo that runs us, in the workspace.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace());
+    command
+}
+
+/// A program that needs root: as it is when we are root, else through sudo. `why` is for the person who is asked for
+/// a password.
+pub(crate) fn as_root(program: impl AsRef<OsStr>, why: &str) -> Command {
+    if geteuid().is_root() {
+        return Command::new(program);
+    }
+    say(&format!("sudo: {why}"));
+    let mut command = Command::new("sudo");
+    command.arg(program);
+    command
+}
+
+/// Runs to the end with the output on the terminal. An error names the command.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot run {}", line(command)))?;
+    ensure!(status.success(), "{} failed: {status}", line(command));
+    Ok(())
+}
+
+/// Runs to the end and returns what it printed. An error names the command and has its standard error.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {}", line(command)))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} failed: {}: {}", line(command), output.status, said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether it runs and succeeds; its output is not shown.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command.output().is_ok_and(|output| output.status.success())
+}
+
+/// The command line, as a person would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let words: Vec<_> =
+        [command.get_program()].into_iter().chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+    words.join(" ")
+}
+
+/// Where a program is: in `PATH`, or among the administrator's, which are not in everybody's `PATH`.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file())
+}
