@@ -1,8 +1,9 @@
 //! The agent, as a library for its tests.
 
-pub mod node;
 pub mod cli;
+pub mod datapath;
 pub mod model;
+pub mod node;
 pub mod policy;
 pub mod report;
 pub mod source;

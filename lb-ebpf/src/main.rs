@@ -34,7 +34,7 @@ use packet::Packet;
 /// TC ingress of every interface with a role.
 #[classifier]
 #[inline(always)]
-pub(crate) fn ingress(ctx: TcContext) -> i32 {
+pub(crate) fn reweave_ingress(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
     finish(&packet, pipeline::ingress(&packet))
 }
@@ -42,7 +42,7 @@ pub(crate) fn ingress(ctx: TcContext) -> i32 {
 /// TC egress of every interface with a role.
 #[classifier]
 #[inline(always)]
-pub(crate) fn egress(ctx: TcContext) -> i32 {
+pub(crate) fn reweave_egress(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
     finish(&packet, pipeline::egress(&packet))
 }

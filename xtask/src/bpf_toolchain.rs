@@ -103,10 +103,11 @@ impl Toolchain {
             .env("RUSTC", &self.rustc)
             // aya-ebpf asks for unstable features.
             .env("RUSTC_BOOTSTRAP", "1")
-            // Debug information and --btf together give the maps and programs their BTF. \x1f separates flags.
+            // Debug information and --btf together give the maps and programs their BTF. With memcpy "in order" LLVM
+            // leaves small memsets as calls, loops over bytes for each packet. \x1f separates flags.
             .env(
                 "CARGO_ENCODED_RUSTFLAGS",
-                format!("--cfg=bpf_target_arch=\"{arch}\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf"),
+                format!("--cfg=bpf_target_arch=\"{arch}\"\x1f-Cdebuginfo=2\x1f-Clink-arg=--btf\x1f-Clink-arg=--disable-expand-memcpy-in-order"),
             );
         if let Some(linker) = find_linker() {
             command.env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", linker);

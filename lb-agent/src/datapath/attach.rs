@@ -1,0 +1,1 @@
+//! Attaching the programs to interfaces.

@@ -1,0 +1,345 @@
+//! The maps, as typed tables: what the agent, the command line and the tests read and write.
+
+use super::pins::Pins;
+use super::sys;
+use aya::Ebpf;
+use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray};
+use lb_common::addr::Mac;
+use lb_common::backend::Backend;
+use lb_common::counters::Outcome;
+use lb_common::flow::{Flow, FlowKey, Reply};
+use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::interface::Interface;
+use lb_common::reason::Reason;
+use lb_common::service::{Service, ServiceKey, ServiceStats};
+use std::collections::BTreeMap;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::PathBuf;
+
+/// Every map of the program.
+pub const NAMES: [&str; 12] = [
+    "interfaces",
+    "services",
+    "rings",
+    "backends",
+    "flows",
+    "handshakes",
+    "replies",
+    "handshake_replies",
+    "holders",
+    "endpoints",
+    "outcomes",
+    "service_stats",
+];
+
+/// `BPF_F_INNER_MAP`: an inner map of its own size (Linux 5.10).
+const BPF_F_INNER_MAP: u32 = 0x1000;
+
+/// What went wrong with a map.
+#[derive(Debug, thiserror::Error)]
+pub enum MapsError {
+    /// No datapath is there.
+    #[error("there is no datapath at {path}: is the agent running on this node, and --bpffs right?")]
+    Absent {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// A map of the program is missing.
+    #[error("the map {name} is missing")]
+    Missing {
+        /// The map.
+        name: &'static str,
+    },
+    /// aya or the kernel refused.
+    #[error("map {name}: {action}")]
+    Map {
+        /// The map.
+        name: &'static str,
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: MapError,
+    },
+    /// The kernel refused a batch.
+    #[error("map {name}: {action}")]
+    Batch {
+        /// The map.
+        name: &'static str,
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The map is full.
+    #[error("the map {name} is full: it has room for {entries} entries; what is in it stays, what is new is not served")]
+    Full {
+        /// The map.
+        name: &'static str,
+        /// Its size.
+        entries: u32,
+    },
+}
+
+/// One hash map.
+#[derive(Debug)]
+pub struct Table<K, V> {
+    name: &'static str,
+    map: Map,
+    types: PhantomData<(K, V)>,
+}
+
+impl<K: aya::Pod + Default + Ord, V: aya::Pod + Default> Table<K, V> {
+    fn data(&self) -> Result<&MapData, MapsError> {
+        match &self.map {
+            Map::HashMap(data) | Map::LruHashMap(data) => Ok(data),
+            _ => Err(MapsError::Missing { name: self.name }),
+        }
+    }
+
+    fn typed(&self) -> Result<HashMap<&MapData, K, V>, MapsError> {
+        HashMap::try_from(&self.map).map_err(self.failed("open"))
+    }
+
+    fn typed_mut(&mut self) -> Result<HashMap<&mut MapData, K, V>, MapsError> {
+        let name = self.name;
+        HashMap::try_from(&mut self.map).map_err(|source| MapsError::Map { name, action: "open", source })
+    }
+
+    fn failed(&self, action: &'static str) -> impl Fn(MapError) -> MapsError + use<K, V> {
+        let name = self.name;
+        move |source| MapsError::Map { name, action, source }
+    }
+
+    /// How many entries fit.
+    pub fn max_entries(&self) -> Result<u32, MapsError> {
+        Ok(self.data()?.info().map_err(self.failed("read its size"))?.max_entries())
+    }
+
+    /// One value.
+    pub fn get(&self, key: &K) -> Result<Option<V>, MapsError> {
+        match self.typed()?.get(key, 0) {
+            Ok(value) => Ok(Some(value)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(self.failed("look up")(source)),
+        }
+    }
+
+    /// Every entry, sorted.
+    pub fn all(&self) -> Result<BTreeMap<K, V>, MapsError> {
+        Ok(self.list()?.into_iter().collect())
+    }
+
+    /// Every entry, in no order: for the big tables.
+    pub fn list(&self) -> Result<Vec<(K, V)>, MapsError> {
+        let entries = self.max_entries()?;
+        sys::read_all(self.data()?.fd().as_fd(), entries)
+            .map_err(|source| MapsError::Batch { name: self.name, action: "read", source })
+    }
+
+    /// Adds or replaces.
+    pub fn insert(&mut self, key: &K, value: &V) -> Result<(), MapsError> {
+        let result = self.typed_mut()?.insert(key, value, 0);
+        match result {
+            Ok(()) => Ok(()),
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::E2BIG) => {
+                Err(MapsError::Full { name: self.name, entries: self.max_entries()? })
+            }
+            Err(source) => Err(self.failed("insert")(source)),
+        }
+    }
+
+    /// Adds or replaces many.
+    pub fn insert_all(&mut self, keys: &[K], values: &[V]) -> Result<(), MapsError> {
+        sys::write_all(self.data()?.fd().as_fd(), keys, values)
+            .map_err(|source| MapsError::Batch { name: self.name, action: "write", source })
+    }
+
+    /// Removes; what is not there is removed already.
+    pub fn remove(&mut self, key: &K) -> Result<(), MapsError> {
+        match self.typed_mut()?.remove(key) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(source) => Err(self.failed("remove")(source)),
+        }
+    }
+}
+
+/// The maps of one datapath.
+#[derive(Debug)]
+pub struct Maps {
+    /// Roles by interface index.
+    pub interfaces: Table<u32, Interface>,
+    /// Served ports.
+    pub services: Table<ServiceKey, Service>,
+    /// Established flows by the client's tuple.
+    pub flows: Table<FlowKey, Flow>,
+    /// Handshakes by the client's tuple.
+    pub handshakes: Table<FlowKey, Flow>,
+    /// Established connections by the backend's tuple.
+    pub replies: Table<FlowKey, Reply>,
+    /// Handshakes by the backend's tuple.
+    pub handshake_replies: Table<FlowKey, Reply>,
+    /// Other nodes that forward to pods here, by link-layer address.
+    pub holders: Table<Mac, Holder>,
+    /// Endpoints and who forwards to them.
+    pub endpoints: Table<EndpointKey, EndpointHolders>,
+    backends: Map,
+    rings: Map,
+    outcomes: Map,
+    service_stats: Map,
+}
+
+impl Maps {
+    /// Opens the pinned maps, with or without an agent running.
+    pub fn open(pins: &Pins) -> Result<Self, MapsError> {
+        let directory = pins.maps();
+        if !directory.is_dir() {
+            return Err(MapsError::Absent { path: pins.root().to_owned() });
+        }
+        Self::collect(|name| {
+            let path = directory.join(name);
+            MapData::from_pin(path)
+                .and_then(Map::from_map_data)
+                .map_err(|source| MapsError::Map { name, action: "open", source })
+        })
+    }
+
+    /// Takes the maps of a program that was loaded without pins.
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, MapsError> {
+        Self::collect(|name| ebpf.take_map(name).ok_or(MapsError::Missing { name }))
+    }
+
+    fn collect(mut map: impl FnMut(&'static str) -> Result<Map, MapsError>) -> Result<Self, MapsError> {
+        Ok(Self {
+            interfaces: table("interfaces", &mut map)?,
+            services: table("services", &mut map)?,
+            flows: table("flows", &mut map)?,
+            handshakes: table("handshakes", &mut map)?,
+            replies: table("replies", &mut map)?,
+            handshake_replies: table("handshake_replies", &mut map)?,
+            holders: table("holders", &mut map)?,
+            endpoints: table("endpoints", &mut map)?,
+            backends: map("backends")?,
+            rings: map("rings")?,
+            outcomes: map("outcomes")?,
+            service_stats: map("service_stats")?,
+        })
+    }
+
+    /// Number of backend slots, slot 0 included.
+    pub fn backend_slots(&self) -> Result<u32, MapsError> {
+        Ok(self.typed_backends()?.len())
+    }
+
+    /// Every slot, by id; slot 0 is never used.
+    pub fn backends(&self) -> Result<Vec<Backend>, MapsError> {
+        let Map::Array(data) = &self.backends else { return Err(MapsError::Missing { name: "backends" }) };
+        let mut slots: Vec<(u32, Backend)> = sys::read_all(data.fd().as_fd(), self.backend_slots()?)
+            .map_err(|source| MapsError::Batch { name: "backends", action: "read", source })?;
+        slots.sort_unstable_by_key(|(id, _)| *id);
+        Ok(slots.into_iter().map(|(_, backend)| backend).collect())
+    }
+
+    /// Writes a slot.
+    pub fn set_backend(&mut self, id: u32, backend: &Backend) -> Result<(), MapsError> {
+        let mut array: Array<&mut MapData, Backend> =
+            Array::try_from(&mut self.backends).map_err(failed("backends", "open"))?;
+        array.set(id, backend, 0).map_err(failed("backends", "write"))
+    }
+
+    fn typed_backends(&self) -> Result<Array<&MapData, Backend>, MapsError> {
+        Array::try_from(&self.backends).map_err(failed("backends", "open"))
+    }
+
+    /// The table of a served port, without the size in front; `None` where there is none.
+    pub fn ring(&self, service: u32) -> Result<Option<Vec<u32>>, MapsError> {
+        let rings: ArrayOfMaps<&MapData, Array<MapData, u32>> =
+            ArrayOfMaps::try_from(&self.rings).map_err(failed("rings", "open"))?;
+        let ring = match rings.get(&service, 0) {
+            Ok(ring) => ring,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(source) => return Err(failed("rings", "look up")(source)),
+        };
+        let mut entries: Vec<(u32, u32)> = sys::read_all(ring_fd(&ring), ring.len())
+            .map_err(|source| MapsError::Batch { name: "rings", action: "read a table", source })?;
+        entries.sort_unstable_by_key(|(index, _)| *index);
+        Ok(Some(entries.into_iter().skip(1).map(|(_, id)| id).collect()))
+    }
+
+    /// Replaces the table of a served port, in one operation as packets see it. An empty table refuses every new
+    /// connection.
+    pub fn set_ring(&mut self, service: u32, table: &[u32]) -> Result<(), MapsError> {
+        let size = u32::try_from(table.len()).unwrap_or(u32::MAX);
+        let ring: Array<MapData, u32> =
+            Array::create(size + 1, BPF_F_INNER_MAP).map_err(failed("rings", "create a table"))?;
+        let indices: Vec<u32> = (0..=size).collect();
+        let values: Vec<u32> = std::iter::once(size).chain(table.iter().copied()).collect();
+        sys::write_all(ring_fd(&ring), &indices, &values)
+            .map_err(|source| MapsError::Batch { name: "rings", action: "fill a table", source })?;
+        let mut rings: ArrayOfMaps<&mut MapData, Array<MapData, u32>> =
+            ArrayOfMaps::try_from(&mut self.rings).map_err(failed("rings", "open"))?;
+        rings.set(service, &ring, 0).map_err(failed("rings", "swap a table"))
+    }
+
+    /// Packets and bytes by reason, all CPUs together; reasons without a packet are left out.
+    pub fn outcomes(&self) -> Result<BTreeMap<Reason, Outcome>, MapsError> {
+        let array: PerCpuArray<&MapData, Outcome> =
+            PerCpuArray::try_from(&self.outcomes).map_err(failed("outcomes", "open"))?;
+        let mut all = BTreeMap::new();
+        for reason in Reason::ALL {
+            let values = array.get(&reason.number(), 0).map_err(failed("outcomes", "look up"))?;
+            let sum = values.iter().fold(Outcome::default(), |a, b| Outcome {
+                packets: a.packets + b.packets,
+                bytes: a.bytes + b.bytes,
+            });
+            if sum.packets != 0 {
+                all.insert(*reason, sum);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Packets and bytes of a served port, all CPUs together.
+    pub fn service_stats(&self, service: u32) -> Result<ServiceStats, MapsError> {
+        let array: PerCpuArray<&MapData, ServiceStats> =
+            PerCpuArray::try_from(&self.service_stats).map_err(failed("service_stats", "open"))?;
+        let values = array.get(&service, 0).map_err(failed("service_stats", "look up"))?;
+        Ok(values.iter().fold(ServiceStats::default(), |a, b| ServiceStats {
+            packets_in: a.packets_in + b.packets_in,
+            bytes_in: a.bytes_in + b.bytes_in,
+            packets_out: a.packets_out + b.packets_out,
+            bytes_out: a.bytes_out + b.bytes_out,
+            connections: a.connections + b.connections,
+            refused: a.refused + b.refused,
+        }))
+    }
+
+    /// Sets the counters of a served port to zero, before its id is given to another.
+    pub fn clear_service_stats(&mut self, service: u32) -> Result<(), MapsError> {
+        let mut array: PerCpuArray<&mut MapData, ServiceStats> =
+            PerCpuArray::try_from(&mut self.service_stats).map_err(failed("service_stats", "open"))?;
+        let cpus = array.get(&service, 0).map_err(failed("service_stats", "look up"))?.len();
+        let zero = aya::maps::PerCpuValues::try_from(vec![ServiceStats::default(); cpus])
+            .map_err(|source| MapsError::Batch { name: "service_stats", action: "clear", source })?;
+        array.set(service, zero, 0).map_err(failed("service_stats", "clear"))
+    }
+}
+
+fn failed(name: &'static str, action: &'static str) -> impl Fn(MapError) -> MapsError {
+    move |source| MapsError::Map { name, action, source }
+}
+
+fn table<K, V>(
+    name: &'static str,
+    map: &mut impl FnMut(&'static str) -> Result<Map, MapsError>,
+) -> Result<Table<K, V>, MapsError> {
+    Ok(Table { name, map: map(name)?, types: PhantomData })
+}
+
+fn ring_fd(ring: &Array<MapData, u32>) -> BorrowedFd<'_> {
+    ring.map().fd().as_fd()
+}

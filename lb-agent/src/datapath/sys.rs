@@ -1,0 +1,135 @@
+//! Calls of bpf(2) that aya does not offer: batches over maps, and links by id.
+//!
+//! Layouts of `union bpf_attr` are from the kernel's `include/uapi/linux/bpf.h`.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+
+const BPF_LINK_GET_FD_BY_ID: libc::c_long = 30;
+const BPF_LINK_DETACH: libc::c_long = 34;
+const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
+const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
+
+/// `union bpf_attr`, for `BPF_MAP_*_BATCH` (Linux 5.6).
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// # Safety
+///
+/// `attr` must be the variant of `union bpf_attr` that `command` expects, and the addresses in it must be valid for
+/// what the command reads and writes.
+unsafe fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
+    // SAFETY: by this function's own duty; the size is that of the variant, which the kernel accepts.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn address<T>(slice: &[T]) -> u64 {
+    slice.as_ptr().expose_provenance() as u64
+}
+
+fn map_fd(map: BorrowedFd<'_>) -> u32 {
+    u32::try_from(map.as_raw_fd()).unwrap_or(u32::MAX)
+}
+
+/// Every entry of a hash or array map whose keys and values have these types, in no order. An entry that is added or
+/// removed meanwhile may be missing.
+pub(super) fn read_all<K: aya::Pod + Default, V: aya::Pod + Default>(
+    map: BorrowedFd<'_>,
+    max_entries: u32,
+) -> io::Result<Vec<(K, V)>> {
+    // A bucket of a hash map must fit whole; the kernel says ENOSPC where it does not.
+    let mut chunk = max_entries.clamp(1, 16_384) as usize;
+    let mut all = Vec::new();
+    let mut keys = vec![K::default(); chunk];
+    let mut values = vec![V::default(); chunk];
+    // The position is a u32 for hash maps and a key (u32 too) for array maps.
+    let mut position: Option<u32> = None;
+    loop {
+        let mut next = 0_u32;
+        let mut attr = BatchAttr {
+            in_batch: position.as_ref().map_or(0, |p| std::ptr::from_ref(p).expose_provenance() as u64),
+            out_batch: std::ptr::from_mut(&mut next).expose_provenance() as u64,
+            keys: address(&keys),
+            values: address(&values),
+            count: u32::try_from(chunk).unwrap_or(u32::MAX),
+            map_fd: map_fd(map),
+            ..BatchAttr::default()
+        };
+        // SAFETY: keys and values have room for `count` entries of the map's sizes, which the caller's types have.
+        let result = unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) };
+        let last = match result {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && chunk < (1 << 24) => {
+                chunk *= 2;
+                keys.resize(chunk, K::default());
+                values.resize(chunk, V::default());
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let count = attr.count as usize;
+        all.extend(keys.iter().copied().zip(values.iter().copied()).take(count));
+        if last {
+            return Ok(all);
+        }
+        position = Some(next);
+    }
+}
+
+/// Writes every pair.
+pub(super) fn write_all<K: aya::Pod, V: aya::Pod>(
+    map: BorrowedFd<'_>,
+    keys: &[K],
+    values: &[V],
+) -> io::Result<()> {
+    let count = keys.len().min(values.len());
+    if count == 0 {
+        return Ok(());
+    }
+    let mut attr = BatchAttr {
+        keys: address(keys),
+        values: address(values),
+        count: u32::try_from(count).unwrap_or(u32::MAX),
+        map_fd: map_fd(map),
+        ..BatchAttr::default()
+    };
+    // SAFETY: keys and values hold `count` entries of the map's sizes, which the caller's types have.
+    unsafe { bpf(BPF_MAP_UPDATE_BATCH, &mut attr) }.map(drop)
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+/// Opens a link by its id.
+pub(super) fn link_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = IdAttr { id, ..IdAttr::default() };
+    // SAFETY: the variant for this command, without addresses.
+    let fd = unsafe { bpf(BPF_LINK_GET_FD_BY_ID, &mut attr) }?;
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Takes a link's program off its hook; the link itself stays, without effect (Linux 5.9).
+pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = map_fd(link);
+    // SAFETY: the variant for this command is the descriptor alone.
+    unsafe { bpf(BPF_LINK_DETACH, &mut attr) }.map(drop)
+}
