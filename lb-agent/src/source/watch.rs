@@ -257,6 +257,20 @@ mod tests {
         }
     }
 
+    /// It is the same directory as before, but the kernel's watch went with the move.
+    #[tokio::test]
+    async fn a_directory_that_was_away_for_a_moment_stays_watched() {
+        let parent = TempDir::new().unwrap();
+        let (path, away) = (parent.path().join("manifests"), parent.path().join("away"));
+        fs::create_dir(&path).unwrap();
+        let mut watch = Watch::new(&path, TIMING).unwrap();
+        fs::rename(&path, &away).unwrap();
+        fs::rename(&away, &path).unwrap();
+        changed(&mut watch).await;
+        fs::write(path.join("a.yaml"), "x").unwrap();
+        changed(&mut watch).await;
+    }
+
     #[tokio::test]
     async fn a_directory_that_comes_later_is_seen() {
         let parent = TempDir::new().unwrap();
