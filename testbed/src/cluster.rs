@@ -232,3 +232,67 @@ impl Cluster {
         self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_holds_ordinary_manifests() {
+        let directory = std::env::temp_dir().join(format!("reweave-cluster-{}", std::process::id()));
+        let cluster = Cluster::new(directory.clone()).unwrap();
+        cluster.set_node("n1", Ipv4Addr::new(192, 0, 2, 11)).unwrap();
+        assert!(cluster.set_endpoints("web", &[]).is_err());
+        cluster
+            .set_service(Service::new("web", Ipv4Addr::new(192, 0, 2, 101)).tcp(80, 8080).udp(53, 53))
+            .unwrap();
+        let pod = Endpoint::ready(Ipv4Addr::new(10, 32, 1, 1), "n1");
+        let other = Endpoint::ready(Ipv4Addr::new(10, 32, 2, 1), "n2");
+        cluster.set_endpoints("web", &[pod, other.terminating()]).unwrap();
+
+        let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap();
+        assert_eq!(
+            read("service-web.yaml"),
+            "apiVersion: v1
+kind: Service
+metadata:
+  name: web
+  namespace: default
+spec:
+  type: LoadBalancer
+  loadBalancerClass: reweave.levk.dev/node-address
+  loadBalancerIP: 192.0.2.101
+  ports:
+  - {name: tcp-80, protocol: TCP, port: 80, targetPort: 8080}
+  - {name: udp-53, protocol: UDP, port: 53, targetPort: 53}
+"
+        );
+        assert_eq!(
+            read("endpoints-web.yaml"),
+            "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-1
+  namespace: default
+  labels:
+    kubernetes.io/service-name: web
+addressType: IPv4
+ports:
+- {name: tcp-80, protocol: TCP, port: 8080}
+- {name: udp-53, protocol: UDP, port: 53}
+endpoints:
+- addresses: [10.32.1.1]
+  nodeName: n1
+  conditions: {ready: true, serving: true, terminating: false}
+- addresses: [10.32.2.1]
+  nodeName: n2
+  conditions: {ready: false, serving: true, terminating: true}
+"
+        );
+        cluster.remove_service("web").unwrap();
+        let left: Vec<_> =
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["node-n1.yaml"], "no temporary file stays");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

@@ -6,6 +6,12 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The longest time without a line.
+pub(crate) const TICK: Duration = Duration::from_secs(10);
 
 /// One line of progress, told apart from the output of the programs that run.
 pub(crate) fn say(line: &str) {
@@ -37,9 +43,25 @@ pub(crate) fn as_root(program: impl AsRef<OsStr>, why: &str) -> Command {
     command
 }
 
-/// Runs to the end with the output on the terminal. An error names the command.
+/// Runs to the end with the output on the terminal, and says every ten seconds that it still does: a linker, say, is
+/// silent for long. An error names the command.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {}", line(command)))?;
+    let program = PathBuf::from(command.get_program());
+    let program = program.file_name().unwrap_or_default().display();
+    let started = Instant::now();
+    let (ended, ticks) = channel::<()>();
+    let status = thread::scope(|scope| {
+        scope.spawn(move || {
+            // Ends when the other end of the channel is dropped.
+            while ticks.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                say(&format!("{program} is still at it ({} s)", started.elapsed().as_secs()));
+            }
+        });
+        let status = command.status();
+        drop(ended);
+        status
+    });
+    let status = status.with_context(|| format!("cannot run {}", line(command)))?;
     ensure!(status.success(), "{} failed: {status}", line(command));
     Ok(())
 }

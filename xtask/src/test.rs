@@ -8,10 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// The longest time without a line.
-const QUIET: Duration = Duration::from_secs(10);
+use std::time::Instant;
 
 pub(crate) fn run() -> Result<()> {
     setup::run()?;
@@ -24,7 +21,7 @@ pub(crate) fn run() -> Result<()> {
         sh::say("sudo: tests make network namespaces and load BPF programs");
         let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", ARCH.to_uppercase());
         // Cargo builds as the user and runs each test binary by this.
-        command.env(runner, "sudo --preserve-env --preserve-env=PATH");
+        command.env(runner, "sudo --preserve-env");
     }
     let (tally, succeeded) = watch(&mut command)?;
     println!("{} passed, {} failed", tally.passed, tally.failed);
@@ -53,7 +50,7 @@ fn watch(command: &mut Command) -> Result<(Tally, bool)> {
     let started = Instant::now();
     let mut tally = Tally::default();
     loop {
-        match lines.recv_timeout(QUIET) {
+        match lines.recv_timeout(sh::TICK) {
             Ok(line) => {
                 println!("{line}");
                 tally.add(&line);
