@@ -41,7 +41,14 @@ impl Backend {
     const LOCAL: u8 = 1;
 
     /// A slot in use.
-    pub fn new(service: u32, generation: u32, address: Ipv4, port: Port, state: BackendState, local: bool) -> Self {
+    pub fn new(
+        service: u32,
+        generation: u32,
+        address: Ipv4,
+        port: Port,
+        state: BackendState,
+        local: bool,
+    ) -> Self {
         let mut backend = Self { generation, service, address, port, state: 0, flags: u8::from(local) };
         backend.set_state(state);
         backend

@@ -186,7 +186,14 @@ pub struct Flow {
 impl Flow {
     /// A new flow.
     #[inline(always)]
-    pub const fn new(service: u32, backend: u32, generation: u32, path: Path, state: State, now: u32) -> Self {
+    pub const fn new(
+        service: u32,
+        backend: u32,
+        generation: u32,
+        path: Path,
+        state: State,
+        now: u32,
+    ) -> Self {
         Self {
             backend,
             generation,

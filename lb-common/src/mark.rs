@@ -20,7 +20,8 @@ pub const DONE: u8 = 252;
 /// The mark that a name gets on a fresh node: 32-bit FNV-1a of its bytes, modulo [`MAX_HOLDERS`], plus 1.
 pub fn preferred(name: &str) -> u8 {
     // FNV-1a (draft-eastlake-fnv): offset basis and prime for 32 bits.
-    let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let hash =
+        name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     #[expect(clippy::cast_possible_truncation, reason = "below 250 after the modulo")]
     let mark = (hash % u32::from(MAX_HOLDERS)) as u8 + 1;
     mark

@@ -115,7 +115,8 @@ pub enum LoadError {
 /// Loads both programs. Maps are pinned below `pins`; those of an earlier start are adopted with their content.
 pub fn load(pins: &Pins, limits: &Limits, config: &Config) -> Result<Ebpf, LoadError> {
     let directory = pins.maps();
-    fs::create_dir_all(&directory).map_err(|source| LoadError::Directory { path: directory.clone(), source })?;
+    fs::create_dir_all(&directory)
+        .map_err(|source| LoadError::Directory { path: directory.clone(), source })?;
     check_limits(pins, limits)?;
     let mut loader = EbpfLoader::new();
     loader.override_global(GLOBAL, config, true);
@@ -169,4 +170,3 @@ fn check_limits(pins: &Pins, limits: &Limits) -> Result<(), LoadError> {
     }
     Ok(())
 }
-

@@ -75,7 +75,9 @@ pub enum MapsError {
         source: io::Error,
     },
     /// The map is full.
-    #[error("the map {name} is full: it has room for {entries} entries; what is in it stays, what is new is not served")]
+    #[error(
+        "the map {name} is full: it has room for {entries} entries; what is in it stays, what is new is not served"
+    )]
     Full {
         /// The map.
         name: &'static str,
@@ -136,8 +138,11 @@ impl<K: aya::Pod + Default + Ord, V: aya::Pod + Default> Table<K, V> {
     /// Every entry, in no order: for the big tables.
     pub fn list(&self) -> Result<Vec<(K, V)>, MapsError> {
         let entries = self.max_entries()?;
-        sys::read_all(self.data()?.fd().as_fd(), entries)
-            .map_err(|source| MapsError::Batch { name: self.name, action: "read", source })
+        sys::read_all(self.data()?.fd().as_fd(), entries).map_err(|source| MapsError::Batch {
+            name: self.name,
+            action: "read",
+            source,
+        })
     }
 
     /// Adds or replaces.
@@ -154,15 +159,20 @@ impl<K: aya::Pod + Default + Ord, V: aya::Pod + Default> Table<K, V> {
 
     /// Adds or replaces many.
     pub fn insert_all(&mut self, keys: &[K], values: &[V]) -> Result<(), MapsError> {
-        sys::write_all(self.data()?.fd().as_fd(), keys, values)
-            .map_err(|source| MapsError::Batch { name: self.name, action: "write", source })
+        sys::write_all(self.data()?.fd().as_fd(), keys, values).map_err(|source| MapsError::Batch {
+            name: self.name,
+            action: "write",
+            source,
+        })
     }
 
     /// Removes; what is not there is removed already.
     pub fn remove(&mut self, key: &K) -> Result<(), MapsError> {
         match self.typed_mut()?.remove(key) {
             Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
+                Ok(())
+            }
             Err(source) => Err(self.failed("remove")(source)),
         }
     }
@@ -202,9 +212,11 @@ impl Maps {
         }
         Self::collect(|name| {
             let path = directory.join(name);
-            MapData::from_pin(path)
-                .and_then(Map::from_map_data)
-                .map_err(|source| MapsError::Map { name, action: "open", source })
+            MapData::from_pin(path).and_then(Map::from_map_data).map_err(|source| MapsError::Map {
+                name,
+                action: "open",
+                source,
+            })
         })
     }
 
@@ -278,8 +290,11 @@ impl Maps {
             Array::create(size + 1, BPF_F_INNER_MAP).map_err(failed("rings", "create a table"))?;
         let indices: Vec<u32> = (0..=size).collect();
         let values: Vec<u32> = std::iter::once(size).chain(table.iter().copied()).collect();
-        sys::write_all(ring_fd(&ring), &indices, &values)
-            .map_err(|source| MapsError::Batch { name: "rings", action: "fill a table", source })?;
+        sys::write_all(ring_fd(&ring), &indices, &values).map_err(|source| MapsError::Batch {
+            name: "rings",
+            action: "fill a table",
+            source,
+        })?;
         let mut rings: ArrayOfMaps<&mut MapData, Array<MapData, u32>> =
             ArrayOfMaps::try_from(&mut self.rings).map_err(failed("rings", "open"))?;
         rings.set(service, &ring, 0).map_err(failed("rings", "swap a table"))
