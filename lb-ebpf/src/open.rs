@@ -183,7 +183,7 @@ fn is_free(place: &Place, id: u32) -> bool {
     match backend::get(id) {
         Some(backend) if backend.takes_new_flows() && backend.service == place.service => {
             let reply = place.key.with_destination(backend.address, backend.port).reversed();
-            reply::is_free(&reply, &place.key, place.now)
+            reply::claim(&reply, &place.key, place.now)
         }
         _ => false,
     }
