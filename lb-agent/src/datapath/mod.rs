@@ -5,3 +5,4 @@ pub mod load;
 pub mod maps;
 pub mod pins;
 mod sys;
+pub mod testrun;
