@@ -11,6 +11,7 @@
 mod case;
 mod cases;
 mod frame;
+mod fuzz;
 mod lab;
 mod verifier;
 
