@@ -5,7 +5,7 @@
 //! packet. All measurements take turns within one run, in rounds, and the median of the rounds counts, so that a
 //! moment when the machine is busy spoils none of them alone.
 
-#![expect(clippy::unwrap_used, reason = "a bench that cannot run ends")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a bench that cannot run ends")]
 
 #[expect(dead_code, reason = "shared with the packet tests, which use more of it")]
 #[path = "../../tests/packets/frame.rs"]
@@ -51,7 +51,7 @@ fn main() {
 /// Nanoseconds of one run, on average over a round.
 fn time(lab: &mut Lab, packets: &mut Packets) -> f64 {
     let clock = |lab: &Lab| {
-        let info = lab.program(packets.program).info().unwrap();
+        let info = lab.ebpf.program(packets.program).unwrap().info().unwrap();
         (info.run_time().as_nanos(), info.run_count())
     };
     let before = clock(lab);

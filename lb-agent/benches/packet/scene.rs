@@ -2,6 +2,7 @@
 
 use crate::frame::{End, Frame};
 use crate::lab::{CLIENT, Device, HOLDER, LOCAL, Lab, REMOTE, SERVED, Slot, now};
+use aya::programs::SchedClassifier;
 use fastrand::Rng;
 use lb_agent::datapath::load::Limits;
 use lb_agent::datapath::testrun::Meta;
@@ -99,7 +100,9 @@ fn client(n: u32) -> End {
 
 /// The nth served port: 2,000 of each address.
 fn served(n: u32) -> End {
-    ([192, 0, 2, 10 + (n / 2_000) as u8], 80 + (n % 2_000) as u16)
+    let [.., address] = (10 + n / 2_000).to_be_bytes();
+    let [.., high, low] = (80 + n % 2_000).to_be_bytes();
+    ([192, 0, 2, address], u16::from_be_bytes([high, low]))
 }
 
 /// Every scene. The thread ends up in the last one's namespace; interface indices are the same in all.
@@ -120,7 +123,8 @@ fn ingress(verdict: i32, source: Source) -> Packets {
 fn one_of_each() -> Scene {
     let mut lab = Lab::new(&Config::DEFAULT, &limits());
     for name in ["bench_empty", "bench_lookup"] {
-        lab.load(name);
+        let program: &mut SchedClassifier = lab.ebpf.program_mut(name).unwrap().try_into().unwrap();
+        program.load().unwrap();
     }
     let (uplink, overlay, pods) = (Device::Uplink.index(), Device::Overlay.index(), Device::Pods.index());
     lab.serve(SERVED, Protocol::TCP, 0, &[Slot::remote(1, REMOTE)]);

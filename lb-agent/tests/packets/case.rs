@@ -270,7 +270,7 @@ impl Send {
 }
 
 /// Runs a case on a fresh node with fresh maps.
-pub(crate) fn run(name: &str, case: Case) {
+pub(crate) fn run(name: &str, case: &Case) {
     let mut lab = Lab::new(&case.config, &case.limits);
     for (number, step) in case.steps.iter().enumerate() {
         match step {

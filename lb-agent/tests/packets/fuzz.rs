@@ -214,7 +214,7 @@ fn dress(random: &mut Rng, mut frame: Frame) -> Frame {
     }
     match random.u8(..12) {
         0 => frame.ip_options(&[1; 40][..4 * random.usize(1..=10)]),
-        1 if length % 8 == 0 => frame.fragment(random.u16(..3), random.bool()),
+        1 if length.is_multiple_of(8) => frame.fragment(random.u16(..3), random.bool()),
         _ => frame,
     }
 }

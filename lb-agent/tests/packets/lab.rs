@@ -59,7 +59,7 @@ pub(crate) enum Hook {
 }
 
 pub(crate) struct Lab {
-    ebpf: Ebpf,
+    pub(crate) ebpf: Ebpf,
     pub(crate) maps: Maps,
     runner: Runner,
 }
@@ -158,16 +158,6 @@ impl Lab {
     pub(crate) fn run_program(&mut self, name: &str, bytes: &[u8], meta: Meta) -> i32 {
         let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
         self.runner.run(program, bytes, meta).unwrap()
-    }
-
-    pub(crate) fn program(&self, name: &str) -> &SchedClassifier {
-        self.ebpf.program(name).unwrap().try_into().unwrap()
-    }
-
-    /// Loads a program that the agent does not load.
-    pub(crate) fn load(&mut self, name: &str) {
-        let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
-        program.load().unwrap();
     }
 }
 

@@ -25,7 +25,7 @@ macro_rules! cases {
         $(mod $module {
             $(#[test]
             fn $name() {
-                crate::case::run(stringify!($name), crate::cases::$module::$name());
+                crate::case::run(stringify!($name), &crate::cases::$module::$name());
             })+
         })+
 

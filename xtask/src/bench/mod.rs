@@ -20,8 +20,7 @@ pub(crate) struct Args {
     part: Option<Part>,
 }
 
-pub(crate) fn run(args: Args) -> Result<()> {
-    let Args { part } = args;
+pub(crate) fn run(Args { part }: Args) -> Result<()> {
     setup::run()?;
     let parts = part.map_or_else(|| vec![Part::Packet], |part| vec![part]);
     let mut missed = Vec::new();

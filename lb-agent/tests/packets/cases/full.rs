@@ -8,7 +8,7 @@ use lb_common::flow::{Flow, FlowKey, Path, Reply, State};
 use lb_common::reason::Reason;
 
 /// Every place but one is taken: the client's own connection gets the last.
-const FLOWS: u32 = 4;
+const FLOWS: usize = 4;
 
 fn fill(lab: &mut Lab) {
     remote(lab);
@@ -17,7 +17,7 @@ fn fill(lab: &mut Lab) {
         let frame = Frame::tcp(([203, 0, 113, 1], port), SERVED);
         let flow = Flow::new(TCP_80, 1, 1, Path::Redirect, State::Established, now());
         let place = frame.key();
-        if lab.maps.flows.all().unwrap().len() as u32 == FLOWS - 1 {
+        if lab.maps.flows.all().unwrap().len() == FLOWS - 1 {
             break;
         }
         lab.maps.flows.insert(&place, &flow).unwrap();
@@ -30,7 +30,7 @@ fn fill(lab: &mut Lab) {
 }
 
 fn case() -> Case {
-    Case::new(fill).limits(|limits| limits.flows = FLOWS).established(REMOTE)
+    Case::new(fill).limits(|limits| limits.flows = 4).established(REMOTE)
 }
 
 pub(crate) fn new_tcp_is_reset_and_old_goes_on() -> Case {

@@ -13,41 +13,41 @@ fn nobody(lab: &mut Lab) {
     lab.serve(SERVED, Protocol::UDP, UDP_80, &[]);
 }
 
-fn reset_to(packet: Frame) -> Case {
+fn reset_to(packet: &Frame) -> Case {
     let answer = packet.reset();
     Case::new(nobody)
         .send(
-            ingress(Device::Uplink, &packet)
+            ingress(Device::Uplink, packet)
                 .marked(0x0000_4abc)
                 .redirected(Reason::RejectNoEndpoint, answer)
                 .counts(TCP_80, |stats| stats.refused = 1),
         )
-        .flow(&packet, LOCAL, Place::Nowhere)
+        .flow(packet, LOCAL, Place::Nowhere)
 }
 
 pub(crate) fn syn_is_reset() -> Case {
-    reset_to(syn())
+    reset_to(&syn())
 }
 
 /// Data in a SYN counts in what the reset acknowledges.
 pub(crate) fn syn_with_data_is_reset() -> Case {
-    reset_to(syn().seq(u32::MAX).payload(b"fast open"))
+    reset_to(&syn().seq(u32::MAX).payload(b"fast open"))
 }
 
 pub(crate) fn ack_is_reset() -> Case {
-    reset_to(Frame::tcp(CLIENT, SERVED).ack(77))
+    reset_to(&Frame::tcp(CLIENT, SERVED).ack(77))
 }
 
 pub(crate) fn data_is_reset() -> Case {
-    reset_to(Frame::tcp(CLIENT, SERVED).ack(77).payload(&[0x55; 1001]))
+    reset_to(&Frame::tcp(CLIENT, SERVED).ack(77).payload(&[0x55; 1001]))
 }
 
 pub(crate) fn fin_is_reset() -> Case {
-    reset_to(Frame::tcp(CLIENT, SERVED).fin().ack(77))
+    reset_to(&Frame::tcp(CLIENT, SERVED).fin().ack(77))
 }
 
 pub(crate) fn fin_without_ack_is_reset() -> Case {
-    reset_to(Frame::tcp(CLIENT, SERVED).fin().payload(b"odd"))
+    reset_to(&Frame::tcp(CLIENT, SERVED).fin().payload(b"odd"))
 }
 
 /// RFC 9293, section 3.5.2: a reset is not answered.
@@ -59,25 +59,25 @@ pub(crate) fn reset_is_not_answered() -> Case {
     )
 }
 
-fn unreachable_to(packet: Frame) -> Case {
+fn unreachable_to(packet: &Frame) -> Case {
     let answer = packet.port_unreachable();
     Case::new(nobody).send(
-        ingress(Device::Uplink, &packet)
+        ingress(Device::Uplink, packet)
             .redirected(Reason::RejectNoEndpoint, answer)
             .counts(UDP_80, |stats| stats.refused = 1),
     )
 }
 
 pub(crate) fn datagram_is_unreachable() -> Case {
-    unreachable_to(Frame::udp(CLIENT, SERVED).payload(b"a query of more than eight bytes"))
+    unreachable_to(&Frame::udp(CLIENT, SERVED).payload(b"a query of more than eight bytes"))
 }
 
 pub(crate) fn empty_datagram_is_unreachable() -> Case {
-    unreachable_to(Frame::udp(CLIENT, SERVED))
+    unreachable_to(&Frame::udp(CLIENT, SERVED))
 }
 
 pub(crate) fn datagram_without_checksum_is_unreachable() -> Case {
-    unreachable_to(Frame::udp(CLIENT, SERVED).without_checksum().payload(b"odd"))
+    unreachable_to(&Frame::udp(CLIENT, SERVED).without_checksum().payload(b"odd"))
 }
 
 /// What we do not know how to answer is dropped, still not passed on.
