@@ -1,7 +1,7 @@
 //! The command line; each subcommand's arguments are beside its code.
 
 use clap::{Parser, Subcommand};
-use lb_agent::cli::plan;
+use lb_agent::cli::{cleanup, plan, run};
 
 /// The load balancer's agent: one per node.
 #[derive(Debug, Parser)]
@@ -14,6 +14,10 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run the agent on this node
+    Run(Box<run::Args>),
     /// Print what a node would do with these manifests, and why not where it would not
     Plan(plan::Args),
+    /// Remove from this node what agents put there
+    Cleanup(Box<cleanup::Args>),
 }

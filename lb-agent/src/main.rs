@@ -4,13 +4,20 @@ mod args;
 
 use args::{Cli, Command};
 use clap::Parser as _;
-use lb_agent::cli::plan;
+use lb_agent::cli::{cleanup, plan, run};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let result = match command {
+        Command::Run(args) => {
+            start_logging();
+            run::run(*args)
+        }
         Command::Plan(args) => plan::run(&args),
+        Command::Cleanup(args) => cleanup::run(*args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -19,4 +26,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// To stderr; `RUST_LOG` chooses, `info` by default.
+fn start_logging() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
 }

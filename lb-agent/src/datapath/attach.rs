@@ -131,7 +131,11 @@ impl Hooks {
     ///
     /// # Errors
     /// The first thing that could not be done; what was done before stays.
-    pub async fn ensure(&self, ebpf: &mut Ebpf, devices: &[Device]) -> Result<Vec<(String, Direction)>, AttachError> {
+    pub async fn ensure(
+        &self,
+        ebpf: &mut Ebpf,
+        devices: &[Device],
+    ) -> Result<Vec<(String, Direction)>, AttachError> {
         let mut done = Vec::new();
         for device in devices {
             for direction in Direction::ALL {

@@ -5,7 +5,9 @@ use super::attach::{AttachError, Device, Direction, Hook, failed};
 use super::load::classifier;
 use aya::Ebpf;
 use aya::programs::SchedClassifier;
-use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact};
+use aya::programs::tc::{
+    NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact,
+};
 use futures::TryStreamExt as _;
 use netlink_packet_route::tc::{TcAttribute, TcFilterBpfOption, TcMessage, TcOption};
 use std::fs;
@@ -53,8 +55,9 @@ fn attach(
     replace: bool,
 ) -> Result<(), AttachError> {
     let attached = if replace {
-        let old = SchedClassifierLink::attached(&device.name, direction.attach_type(), PRIORITY, HANDLE, None)
-            .map_err(failed(&device.name, "find the interface"))?;
+        let old =
+            SchedClassifierLink::attached(&device.name, direction.attach_type(), PRIORITY, HANDLE, None)
+                .map_err(failed(&device.name, "find the interface"))?;
         program.attach_to_link(old)
     } else {
         let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
@@ -97,7 +100,11 @@ fn note_path(state: &Path, index: u32) -> PathBuf {
 }
 
 /// The ids of the programs in filters of ours.
-async fn ours(netlink: &rtnetlink::Handle, index: u32, direction: Direction) -> Result<Vec<u32>, AttachError> {
+async fn ours(
+    netlink: &rtnetlink::Handle,
+    index: u32,
+    direction: Direction,
+) -> Result<Vec<u32>, AttachError> {
     Ok(filters(netlink, index, direction)
         .await?
         .iter()
@@ -120,7 +127,9 @@ async fn filters(
     match request.execute().try_collect().await {
         Ok(filters) => Ok(filters),
         // No clsact qdisc, or no interface any more.
-        Err(rtnetlink::Error::NetlinkError(error)) if matches!(-error.raw_code(), libc::EINVAL | libc::ENODEV | libc::ENOENT) => {
+        Err(rtnetlink::Error::NetlinkError(error))
+            if matches!(-error.raw_code(), libc::EINVAL | libc::ENODEV | libc::ENOENT) =>
+        {
             Ok(Vec::new())
         }
         Err(error) => Err(failed(index, "list the filters")(error)),
@@ -149,10 +158,12 @@ fn options(message: &TcMessage) -> impl Iterator<Item = &TcOption> {
 }
 
 /// Takes our filters off every interface, and the qdiscs that we added, unless others use them. Answers what went.
-pub(super) async fn remove_all(netlink: &rtnetlink::Handle, state: &Path) -> Result<Vec<String>, AttachError> {
+pub(super) async fn remove_all(
+    netlink: &rtnetlink::Handle,
+    state: &Path,
+) -> Result<Vec<String>, AttachError> {
     let mut removed = Vec::new();
-    let interfaces = nix::net::if_::if_nameindex()
-        .map_err(failed("interfaces", "list"))?;
+    let interfaces = nix::net::if_::if_nameindex().map_err(failed("interfaces", "list"))?;
     for interface in &interfaces {
         let name = interface.name().to_string_lossy().into_owned();
         let mut others = false;
@@ -180,8 +191,7 @@ pub(super) async fn remove_all(netlink: &rtnetlink::Handle, state: &Path) -> Res
             removed.push(format!("clsact qdisc {name}"));
         }
         if note.exists() {
-            fs::remove_file(&note)
-                .map_err(failed(note.display(), "remove the note"))?;
+            fs::remove_file(&note).map_err(failed(note.display(), "remove the note"))?;
         }
     }
     Ok(removed)
@@ -194,8 +204,5 @@ async fn remove_qdisc(name: &str, index: u32, netlink: &rtnetlink::Handle) -> Re
     // clsact's handle and parent: TC_H_CLSACT.
     message.header.parent = netlink_packet_route::tc::TcHandle { major: 0xffff, minor: 0xfff1 };
     message.header.handle = netlink_packet_route::tc::TcHandle { major: 0xffff, minor: 0 };
-    request
-        .execute()
-        .await
-        .map_err(failed(name, "remove the clsact qdisc that we added"))
+    request.execute().await.map_err(failed(name, "remove the clsact qdisc that we added"))
 }

@@ -1,0 +1,303 @@
+//! Makes the node as it is wanted: what the kernel holds is read, compared and brought up to date, in an order in which
+//! an address is served only once everything it needs is in place.
+
+use crate::datapath::attach::{AttachError, Device, Hooks};
+use crate::datapath::maps::{Maps, MapsError};
+use crate::datapath::plan::{self, Observed, Operation};
+use crate::node::interfaces::Roles;
+use crate::node::{nft, return_path, sysctl};
+use crate::policy::extend::{HolderWanted, Wanted, WantedService};
+use crate::policy::marks;
+use aya::Ebpf;
+use lb_common::addr::{Mac, Port};
+use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::interface::Interface;
+use lb_common::service::ServiceKey;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use tracing::{debug, info};
+
+/// Why the node is not as wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// A map.
+    #[error(transparent)]
+    Maps(#[from] MapsError),
+    /// A hook.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// Rules and routes.
+    #[error(transparent)]
+    ReturnPath(#[from] return_path::Error),
+    /// nftables.
+    #[error(transparent)]
+    Nft(#[from] nft::Error),
+    /// sysctls.
+    #[error(transparent)]
+    Sysctl(#[from] sysctl::Error),
+}
+
+/// The parts of the node that are looked after.
+pub struct Reconciler {
+    /// The loaded programs.
+    pub ebpf: Ebpf,
+    /// Their maps.
+    pub maps: Maps,
+    /// Where they are attached.
+    pub hooks: Hooks,
+    /// Routing rules and routes.
+    pub netlink: rtnetlink::Handle,
+    /// What tells ours from others'.
+    pub return_path: return_path::Options,
+    /// What sysctls were before us.
+    pub sysctls: sysctl::Record,
+    /// What the maps hold; `None` until they are read, and again after an error.
+    observed: Option<Observed>,
+    /// What was last reached, so that a change costs work for itself alone.
+    reached: BTreeMap<ServiceKey, WantedService>,
+    /// Holders that left, while connections carry their marks: their way back stays.
+    retired: BTreeMap<u8, Ipv4Addr>,
+}
+
+impl Reconciler {
+    /// Looks after these parts from now on.
+    pub fn new(
+        ebpf: Ebpf,
+        maps: Maps,
+        hooks: Hooks,
+        netlink: rtnetlink::Handle,
+        return_path: return_path::Options,
+        sysctls: sysctl::Record,
+    ) -> Self {
+        Self {
+            ebpf,
+            maps,
+            hooks,
+            netlink,
+            return_path,
+            sysctls,
+            observed: None,
+            reached: BTreeMap::new(),
+            retired: BTreeMap::new(),
+        }
+    }
+
+    /// Forgets what the maps held, so that the next pass reads and compares them in full.
+    pub fn look_again(&mut self) {
+        self.observed = None;
+        self.reached.clear();
+    }
+
+    /// Devices, programs, sysctls and nftables: what does not depend on any Service.
+    ///
+    /// # Errors
+    /// The first part that could not be brought up to date.
+    pub async fn node(&mut self, roles: &Roles) -> Result<(), ReconcileError> {
+        for change in self.sysctls.loosen(&[roles.pods.name.as_str()])? {
+            info!(%change, "changed a sysctl, since replies must pass; cleanup restores it");
+        }
+        let untracked = (!sysctl::bridges_call_iptables(&roles.pods)?).then_some(roles.pods.name.as_str());
+        if nft::ensure(&nft::Table::wanted(self.return_path.mark_shift, untracked)?).await?.is_some() {
+            info!("wrote the nftables table {}", nft::TABLE.to_string_lossy());
+        }
+        // Roles before programs: a packet on an interface without a role is nobody's.
+        let operations = plan::interfaces(&wanted_interfaces(roles), self.observed()?);
+        self.apply(&operations)?;
+        let devices: Vec<Device> = roles
+            .devices()
+            .into_iter()
+            .map(|device| Device { index: device.index, name: device.name.clone() })
+            .collect();
+        for (device, direction) in self.hooks.ensure(&mut self.ebpf, &devices).await? {
+            info!(device, %direction, hook = %self.hooks.hook(), "attached the packet program");
+        }
+        Ok(())
+    }
+
+    /// Services, endpoints and holders. `busy` are the marks that connections still carry. Answers what could not be
+    /// done, for people.
+    ///
+    /// # Errors
+    /// The first part that could not be brought up to date.
+    pub async fn services(
+        &mut self,
+        wanted: &Wanted,
+        roles: &Roles,
+        busy: &BTreeSet<u8>,
+    ) -> Result<Vec<String>, ReconcileError> {
+        let holders = self.mark(&wanted.holders, busy)?;
+        self.retire(&holders, busy)?;
+        // A holder's way back comes before its forwards are recognised. That of one that goes may go a moment before,
+        // since no connection carries its mark.
+        self.ensure_way_back(&holders, roles).await?;
+        self.recognise(wanted, &holders)?;
+        self.serve(&wanted.services)
+    }
+
+    /// The mark of each holder: the one it has in the maps, or a new one.
+    fn mark(
+        &mut self,
+        wanted: &[HolderWanted],
+        busy: &BTreeSet<u8>,
+    ) -> Result<BTreeMap<String, (Mac, Holder)>, ReconcileError> {
+        let observed = self.observed()?;
+        let already: BTreeMap<String, u8> = wanted
+            .iter()
+            .filter_map(|holder| {
+                let by_mac = observed.holders().get(&Mac::new(holder.mac));
+                // An overlay device that was made anew has another link-layer address, but is the same holder.
+                let by_address = || observed.holders().values().find(|h| h.address == holder.address.into());
+                Some((holder.name.clone(), by_mac.or_else(by_address)?.mark))
+            })
+            .collect();
+        let names: Vec<&str> = wanted.iter().map(|holder| holder.name.as_str()).collect();
+        let marks: BTreeMap<&str, u8> = marks::assign_keeping(&names, &already, busy).into_iter().collect();
+        Ok(wanted
+            .iter()
+            .filter_map(|holder| {
+                let mark = *marks.get(holder.name.as_str())?;
+                let value = Holder::new(holder.address.into(), mark);
+                Some((holder.name.clone(), (Mac::new(holder.mac), value)))
+            })
+            .collect())
+    }
+
+    /// Holders that go keep their way back as long as connections carry their marks.
+    fn retire(
+        &mut self,
+        holders: &BTreeMap<String, (Mac, Holder)>,
+        busy: &BTreeSet<u8>,
+    ) -> Result<(), ReconcileError> {
+        let observed: Vec<Holder> = self.observed()?.holders().values().copied().collect();
+        self.retired.extend(observed.iter().map(|holder| (holder.mark, Ipv4Addr::from(holder.address))));
+        self.retired.retain(|mark, _| busy.contains(mark));
+        for (_, holder) in holders.values() {
+            self.retired.remove(&holder.mark);
+        }
+        Ok(())
+    }
+
+    /// Rules and routes.
+    async fn ensure_way_back(
+        &mut self,
+        holders: &BTreeMap<String, (Mac, Holder)>,
+        roles: &Roles,
+    ) -> Result<(), ReconcileError> {
+        let mut by_mark = self.retired.clone();
+        by_mark.extend(holders.values().map(|(_, holder)| (holder.mark, Ipv4Addr::from(holder.address))));
+        let wanted = return_path::State::wanted(&by_mark, &roles.pods, &self.return_path)?;
+        for operation in return_path::ensure(&self.netlink, &self.return_path, &wanted).await? {
+            info!(?operation, "changed the way back to a holder");
+        }
+        Ok(())
+    }
+
+    /// Endpoints and holders.
+    fn recognise(
+        &mut self,
+        wanted: &Wanted,
+        holders: &BTreeMap<String, (Mac, Holder)>,
+    ) -> Result<(), ReconcileError> {
+        let macs = holders.values().copied().collect();
+        let operations = plan::recognition(&macs, &wanted_endpoints(wanted, holders), self.observed()?);
+        self.apply(&operations)
+    }
+
+    /// The ports that this node serves.
+    fn serve(&mut self, wanted: &BTreeMap<ServiceKey, WantedService>) -> Result<Vec<String>, ReconcileError> {
+        let mut problems = Vec::new();
+        let mut done = 0;
+        for key in self.changed(wanted)? {
+            let plan = plan::service(&key, wanted.get(&key), self.observed()?);
+            done += plan.operations.len();
+            // A plan that left something out is made again in every pass: room may have come free.
+            let is_whole = plan.problems.is_empty();
+            problems.extend(plan.problems);
+            self.apply(&plan.operations)?;
+            match wanted.get(&key) {
+                Some(service) if is_whole => {
+                    self.reached.insert(key, service.clone());
+                }
+                _ => {
+                    self.reached.remove(&key);
+                }
+            }
+        }
+        if done > 0 {
+            info!(changes = done, ports = wanted.len(), "brought the served ports up to date");
+        }
+        Ok(problems)
+    }
+
+    /// Gone ones first: they make room.
+    fn changed(
+        &mut self,
+        wanted: &BTreeMap<ServiceKey, WantedService>,
+    ) -> Result<Vec<ServiceKey>, MapsError> {
+        let known: Vec<ServiceKey> = self.observed()?.services().keys().copied().collect();
+        let gone = known.into_iter().filter(|key| !wanted.contains_key(key));
+        let new = wanted.iter().filter(|(key, service)| self.reached.get(*key) != Some(service));
+        Ok(gone.chain(new.map(|(key, _)| *key)).collect())
+    }
+
+    fn observed(&mut self) -> Result<&Observed, MapsError> {
+        if self.observed.is_none() {
+            self.observed = Some(Observed::read(&self.maps)?);
+        }
+        self.observed.as_ref().ok_or(MapsError::Missing { name: "services" })
+    }
+
+    fn apply(&mut self, operations: &[Operation]) -> Result<(), ReconcileError> {
+        let Some(observed) = self.observed.as_mut() else { return Ok(()) };
+        for operation in operations {
+            debug!(?operation, "map");
+        }
+        let result = observed.apply(&mut self.maps, operations);
+        if result.is_err() {
+            self.look_again();
+        }
+        Ok(result?)
+    }
+}
+
+fn wanted_interfaces(roles: &Roles) -> BTreeMap<u32, Interface> {
+    let mut interfaces: BTreeMap<u32, Interface> = BTreeMap::new();
+    let roles_of = [
+        (roles.uplink.as_slice(), Interface::UPLINK),
+        (std::slice::from_ref(&roles.pods), Interface::PODS),
+        (roles.overlay.as_slice(), Interface::OVERLAY),
+    ];
+    for (devices, role) in roles_of {
+        for device in devices {
+            let entry = interfaces.entry(device.index).or_default();
+            *entry = entry.and(role);
+        }
+    }
+    interfaces
+}
+
+/// Other holders' endpoints on this node, and all of our own.
+fn wanted_endpoints(
+    wanted: &Wanted,
+    holders: &BTreeMap<String, (Mac, Holder)>,
+) -> BTreeMap<EndpointKey, EndpointHolders> {
+    let mut endpoints: BTreeMap<EndpointKey, EndpointHolders> = BTreeMap::new();
+    for (key, names) in &wanted.endpoints {
+        let mut marks = EndpointHolders::default();
+        let mut any = false;
+        for (_, holder) in names.iter().filter_map(|name| holders.get(name)) {
+            marks.insert(holder.mark);
+            any = true;
+        }
+        if any {
+            endpoints.insert(*key, marks);
+        }
+    }
+    for (key, service) in &wanted.services {
+        for backend in &service.backends {
+            let endpoint = EndpointKey::new(backend.address.into(), Port::new(backend.port), key.protocol);
+            endpoints.entry(endpoint).or_default().insert(EndpointHolders::SELF);
+        }
+    }
+    endpoints
+}

@@ -1,0 +1,193 @@
+//! The agent's loop: wait for a change, look at objects and node, compute, reconcile, report.
+
+use crate::datapath::maps::Maps;
+use crate::datapath::pins::Pins;
+use crate::datapath::sweep::{self, Swept};
+use crate::model::HardwareAddress;
+use crate::node::interfaces::{self, RoleOptions, Roles};
+use crate::policy::extend::{self, Options, Wanted};
+use crate::policy::{compute, node};
+use crate::problems::Problems;
+use crate::reconcile::Reconciler;
+use crate::report::manifests as report;
+use crate::source::Objects;
+use crate::source::manifests::Reader;
+use crate::source::watch::Watch;
+use anyhow::Context as _;
+use lb_common::config::Timeouts;
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, error, info};
+
+/// What the loop needs to know.
+pub struct Agent {
+    /// This node's name.
+    pub node: String,
+    /// Where objects come from, and reports go to.
+    pub manifests: PathBuf,
+    /// How devices are found.
+    pub roles: RoleOptions,
+    /// Choices of the policy.
+    pub policy: Options,
+    /// Idle times of flows.
+    pub timeouts: Timeouts,
+    /// The maps, for the sweep.
+    pub pins: Pins,
+    /// Between full comparisons of everything, and between sweeps.
+    pub period: Duration,
+}
+
+/// How soon a pass that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What one pass leaves for the next.
+#[derive(Default)]
+struct Memory {
+    reader: Reader,
+    /// The last good objects.
+    objects: Option<Objects>,
+    problems: Problems,
+    busy: BTreeSet<u8>,
+    is_ready: bool,
+}
+
+impl Agent {
+    /// Runs until SIGTERM or SIGINT. The datapath goes on without us.
+    ///
+    /// # Errors
+    /// Something that no later pass could mend: no watch, no signal handler.
+    pub async fn run(self, mut reconciler: Reconciler) -> anyhow::Result<()> {
+        let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
+        // Before the first look, so that no change falls between.
+        let mut node_changes =
+            crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
+        let mut manifests = Watch::new(&self.manifests, crate::source::watch::Timing::default())?;
+        let mut period = interval(self.period);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut memory = Memory::default();
+        let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
+        loop {
+            let is_done = self.pass(&mut reconciler, &mut memory).await;
+            let retry = tokio::time::sleep(if is_done { Duration::MAX } else { RETRY });
+            tokio::select! {
+                _ = manifests.tick() => {}
+                changed = node_changes.changed() => changed.context("the node's watch ended")?,
+                _ = period.tick() => {
+                    reconciler.look_again();
+                    if sweeping.is_none() {
+                        sweeping = Some(self.sweep());
+                    }
+                }
+                swept = finished(&mut sweeping) => {
+                    sweeping = None;
+                    match swept {
+                        Ok(swept) => memory.busy = swept.marks,
+                        Err(error) => error!("sweep: {error:#}"),
+                    }
+                }
+                () = retry => {}
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+            }
+        }
+        info!("stopped; the datapath goes on without the agent, `lb-agent cleanup` removes it");
+        Ok(())
+    }
+
+    /// One look at everything. False when it should be tried again soon.
+    async fn pass(&self, reconciler: &mut Reconciler, memory: &mut Memory) -> bool {
+        let mut problems = BTreeSet::new();
+        let result = self.try_pass(reconciler, memory, &mut problems).await;
+        let is_done = match result {
+            Ok(()) => true,
+            Err(error) => {
+                problems.insert(format!("{error:#}"));
+                false
+            }
+        };
+        memory.problems.say(problems);
+        if is_done && memory.problems.is_empty() && !memory.is_ready {
+            memory.is_ready = true;
+            info!("ready");
+        }
+        is_done
+    }
+
+    async fn try_pass(
+        &self,
+        reconciler: &mut Reconciler,
+        memory: &mut Memory,
+        problems: &mut BTreeSet<String>,
+    ) -> anyhow::Result<()> {
+        let interfaces = interfaces::list(&reconciler.netlink).await?;
+        let addresses = interfaces::host_addresses(&interfaces, &self.roles.selection);
+        let roles = interfaces::find_roles(&interfaces, &self.roles);
+        self.publish(&addresses, roles.as_ref().ok())?;
+        let roles = roles?;
+        reconciler.node(&roles).await?;
+        match memory.reader.read(&self.manifests) {
+            Ok(objects) => memory.objects = Some(objects),
+            // The last good state stays in force; without one, what a former agent left does.
+            Err(error) => {
+                problems.insert(format!("{error}; the last good state stays in force"));
+            }
+        }
+        let Some(objects) = &memory.objects else { return Ok(()) };
+        let wanted = self.decide(objects, problems)?;
+        problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
+        Ok(())
+    }
+
+    /// Our annotations.
+    fn publish(&self, addresses: &[Ipv4Addr], roles: Option<&Roles>) -> anyhow::Result<()> {
+        let overlay = roles.map(|roles| {
+            node::format_weave(roles.overlay_address, &HardwareAddress::from(roles.overlay_mac))
+        });
+        let text = node::format_addresses(addresses);
+        if report::write_node(&self.manifests, &self.node, &text, overlay.as_deref())? {
+            info!(addresses = text, overlay, "published this node's addresses");
+        }
+        Ok(())
+    }
+
+    /// Computes, and reports the status of the Services that are ours to write.
+    fn decide(&self, objects: &Objects, problems: &mut BTreeSet<String>) -> anyhow::Result<Wanted> {
+        let Objects { nodes, annotation_errors, services, slices, ignored: _ } = objects;
+        problems.extend(annotation_errors.iter().map(ToString::to_string));
+        let desired = compute(&self.node, nodes, services, slices);
+        let wanted = extend::wanted(&self.node, nodes, services, slices, &self.policy);
+        for status in &desired.status {
+            if report::write_status(&self.manifests, &status.namespace, &status.name, status.address)? {
+                info!(namespace = status.namespace, service = status.name, address = ?status.address, "wrote the status");
+            }
+        }
+        problems.extend(desired.problems);
+        problems.extend(wanted.problems.iter().cloned());
+        Ok(wanted)
+    }
+
+    /// In a thread of its own: a full table takes a second.
+    fn sweep(&self) -> JoinHandle<anyhow::Result<Swept>> {
+        let (pins, timeouts) = (self.pins.clone(), self.timeouts);
+        tokio::task::spawn_blocking(move || {
+            let mut maps = Maps::open(&pins)?;
+            let swept = sweep::sweep(&mut maps, &timeouts, sweep::now())?;
+            debug!(?swept, "swept the flow tables");
+            Ok(swept)
+        })
+    }
+}
+
+/// Waits for a sweep that runs; for ever where none does.
+async fn finished(sweeping: &mut Option<JoinHandle<anyhow::Result<Swept>>>) -> anyhow::Result<Swept> {
+    match sweeping {
+        Some(task) => task.await.context("the sweep was cut off")?,
+        None => std::future::pending().await,
+    }
+}
