@@ -3,9 +3,9 @@
 use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
-use crate::model::HardwareAddress;
+use crate::model::{HardwareAddress, Status};
 use crate::node::interfaces::{self, RoleOptions, Roles};
-use crate::policy::extend::{self, Options, Wanted};
+use crate::policy::extend::{self, Options};
 use crate::policy::{compute, node};
 use crate::problems::Problems;
 use crate::reconcile::Reconciler;
@@ -139,9 +139,15 @@ impl Agent {
             }
         }
         let Some(objects) = &memory.objects else { return Ok(()) };
-        let wanted = self.decide(objects, problems)?;
+        let Objects { nodes, annotation_errors, services, slices, ignored: _ } = objects;
+        problems.extend(annotation_errors.iter().map(ToString::to_string));
+        let desired = compute(&self.node, nodes, services, slices);
+        let wanted = extend::wanted(&self.node, nodes, services, slices, &self.policy);
+        problems.extend(desired.problems);
+        problems.extend(wanted.problems.iter().cloned());
         problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
-        Ok(())
+        // Only now: a status tells others that the address is served.
+        self.report(&desired.status)
     }
 
     /// Our annotations.
@@ -156,20 +162,14 @@ impl Agent {
         Ok(())
     }
 
-    /// Computes, and reports the status of the Services that are ours to write.
-    fn decide(&self, objects: &Objects, problems: &mut BTreeSet<String>) -> anyhow::Result<Wanted> {
-        let Objects { nodes, annotation_errors, services, slices, ignored: _ } = objects;
-        problems.extend(annotation_errors.iter().map(ToString::to_string));
-        let desired = compute(&self.node, nodes, services, slices);
-        let wanted = extend::wanted(&self.node, nodes, services, slices, &self.policy);
-        for status in &desired.status {
-            if report::write_status(&self.manifests, &status.namespace, &status.name, status.address)? {
-                info!(namespace = status.namespace, service = status.name, address = ?status.address, "wrote the status");
+    /// The status of the Services that are ours to write.
+    fn report(&self, status: &[Status]) -> anyhow::Result<()> {
+        for Status { namespace, name, address } in status {
+            if report::write_status(&self.manifests, namespace, name, *address)? {
+                info!(namespace, service = name, ?address, "wrote the status");
             }
         }
-        problems.extend(desired.problems);
-        problems.extend(wanted.problems.iter().cloned());
-        Ok(wanted)
+        Ok(())
     }
 
     /// In a thread of its own: a full table takes a second.

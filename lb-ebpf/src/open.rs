@@ -133,6 +133,8 @@ fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
     let flow = Flow::new(service.id, id, backend.generation, path, state, now);
     let reply_key = parsed.key.with_destination(backend.address, backend.port).reversed();
     let reply = Reply::translate(parsed.key.destination, parsed.key.destination_port, service.id, path, now);
+    // Of a connection on this tuple that is over, perhaps to another address: it would be found first.
+    reply::forget_stale(&reply_key);
     if !flow::begin(&parsed.key, &flow) || !reply::begin(&reply_key, &reply) {
         return drop(Reason::DropTableFull);
     }

@@ -4,7 +4,7 @@ use crate::{
     account, answer, config, forward, holder, interface, open,
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
-    parse::{Parsed, parse},
+    parse::{Parsed, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
     reject, service,
 };
@@ -74,6 +74,11 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         let parsed = parse(packet)?;
         let plan = answer::leaving(&parsed)?;
         return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
+    }
+    // A marked answer leaves by the bridge that it came in on, and so the stack tells the pod of a shorter way. The pod
+    // would remember it for the client, whichever holder its next connection comes through.
+    if packet.is_from_this_node() && is_icmp_redirect(packet) {
+        return drop(Reason::DropIcmpRedirect);
     }
     // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it.
     if byte != 0 {

@@ -95,6 +95,14 @@ pub(crate) fn forget(key: &FlowKey) {
     let _ = REPLIES.remove(key);
 }
 
+/// Removes the entry of a connection that is over. A look-up costs less than a removal of what is not there.
+#[inline(always)]
+pub(crate) fn forget_stale(key: &FlowKey) {
+    if established(key).is_some() {
+        forget(key);
+    }
+}
+
 /// Whether a connection of the client tuple `owner` may use the reply tuple `key`: without SNAT, two connections
 /// of one client port that lead to one backend would be the same 5-tuple there.
 #[inline(always)]
