@@ -4,13 +4,20 @@ mod args;
 
 use args::{Cli, Command};
 use clap::Parser as _;
-use lb_agent::cli::plan;
+use lb_agent::cli::{backends, flows, holders, plan, preflight, reasons, services, status};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let result = match command {
         Command::Plan(args) => plan::run(&args),
+        Command::Preflight(args) => preflight::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Services(args) => services::run(&args),
+        Command::Backends(args) => backends::run(&args),
+        Command::Flows(args) => flows::run(&args),
+        Command::Holders(args) => holders::run(&args),
+        Command::Reasons(args) => reasons::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
