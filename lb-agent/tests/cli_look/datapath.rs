@@ -13,7 +13,6 @@ use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::service::{Service, ServiceKey};
 use nix::time::{ClockId, clock_gettime};
-use std::error::Error as _;
 use std::fs;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -66,13 +65,12 @@ fn endpoint(address: [u8; 4], port: u16, protocol: Protocol, marks: &[u8]) -> (E
 /// The verifier gives up with EAGAIN when a signal is pending, as happens among threads that start programs; libbpf
 /// tries five times as well.
 fn load_patiently(pins: &Pins, limits: &Limits) -> Ebpf {
-    let mut attempts = 5;
+    let mut attempts = 0..4;
     loop {
-        attempts -= 1;
-        match load::load(pins, limits, &Config::DEFAULT) {
-            Ok(ebpf) => return ebpf,
-            Err(error) if attempts > 0 && is_interrupted(&error) => {}
-            Err(error) => panic!("{error}: {:?}", error.source()),
+        let loaded = load::load(pins, limits, &Config::DEFAULT);
+        let interrupted = loaded.as_ref().is_err_and(is_interrupted);
+        if !interrupted || attempts.next().is_none() {
+            return loaded.unwrap();
         }
     }
 }
