@@ -4,7 +4,7 @@ mod args;
 
 use args::{Cli, Command};
 use clap::Parser as _;
-use lb_agent::cli::{cleanup, plan, run};
+use lb_agent::cli::{backends, cleanup, flows, holders, plan, preflight, reasons, run, services, status};
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -18,6 +18,13 @@ fn main() -> ExitCode {
         }
         Command::Plan(args) => plan::run(&args),
         Command::Cleanup(args) => cleanup::run(*args),
+        Command::Preflight(args) => preflight::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Services(args) => services::run(&args),
+        Command::Backends(args) => backends::run(&args),
+        Command::Flows(args) => flows::run(&args),
+        Command::Holders(args) => holders::run(&args),
+        Command::Reasons(args) => reasons::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,6 +4,7 @@ mod bpf_toolchain;
 mod build;
 mod check;
 mod demo;
+mod generate;
 mod setup;
 mod sh;
 mod test;
@@ -24,8 +25,10 @@ enum Command {
     Setup,
     /// Build the agent, with the packet program inside: target/release/lb-agent
     Build,
-    /// Formatting and lints of every crate, warnings denied
+    /// Formatting and lints of every crate, warnings denied, and generated documents
     Check,
+    /// Write the documents whose content stands in the code: docs/reasons.md, docs/maps.md
+    Generate(generate::Args),
     /// Every test, as root (asks for sudo if need be)
     Test,
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::run(),
         Command::Build => build::run(),
         Command::Check => check::run(),
+        Command::Generate(args) => generate::run(&args),
         Command::Test => test::run(),
         Command::Demo(args) => demo::run(args),
     };
