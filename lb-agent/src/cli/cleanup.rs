@@ -3,7 +3,6 @@
 use super::datapath_args::DatapathArgs;
 use super::node_args::NodeArgs;
 use crate::datapath::attach::{Hooks, best_hook};
-use crate::datapath::pins::Pins;
 use crate::lock::Lock;
 use crate::node::{self, nft, return_path, sysctl};
 use crate::report::manifests as report;
@@ -44,7 +43,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn remove(args: Args) -> anyhow::Result<Vec<String>> {
-    let Args { datapath: DatapathArgs { bpffs, state_dir }, node_args, manifests, node } = args;
+    let Args { datapath, node_args, manifests, node } = args;
+    let (pins, state_dir) = (datapath.pins(), datapath.state_dir);
     let lock = Lock::take(&state_dir)?;
     let netlink = node::connect().context("open a netlink socket")?;
     let mut removed = Vec::new();
@@ -53,8 +53,7 @@ async fn remove(args: Args) -> anyhow::Result<Vec<String>> {
     {
         removed.push(format!("the annotations of node {node}"));
     }
-    let pins = Pins::new(&bpffs);
-    removed.extend(Hooks::new(pins, &state_dir, best_hook(), netlink.clone()).remove().await?);
+    removed.extend(Hooks::new(pins.clone(), &state_dir, best_hook(), netlink.clone()).remove().await?);
     for operation in return_path::remove(&netlink, &node_args.return_path()).await? {
         removed.push(operation.to_string());
     }
@@ -64,7 +63,7 @@ async fn remove(args: Args) -> anyhow::Result<Vec<String>> {
     for change in sysctl::Record::new(&state_dir).restore()? {
         removed.push(format!("our value of {}: {} again", change.key, change.to));
     }
-    remove_tree(&bpffs, "pinned maps", &mut removed)?;
+    remove_tree(pins.root(), "pinned maps", &mut removed)?;
     drop(lock);
     remove_tree(&state_dir, "state directory", &mut Vec::new())?;
     Ok(removed)

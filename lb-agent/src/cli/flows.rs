@@ -2,9 +2,9 @@
 
 use super::render::{self, Column, Look, Row, numbers, plain, words};
 use crate::datapath::maps::{Maps, MapsError};
+use crate::datapath::sweep;
 use lb_common::backend::Backend;
 use lb_common::flow::{Flow, FlowKey, Path, Reply, ReplyKind};
-use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -135,7 +135,7 @@ impl Row for Forwarded {
 /// When there is no datapath, or its maps cannot be read.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let maps = args.look.maps()?;
-    let now = now()?;
+    let now = sweep::now();
     if args.replies {
         let entries = collect(maps.replies.list()?, maps.handshake_replies.list()?, |key, reply: &Reply| {
             reply.kind() == ReplyKind::Mark && args.wants_client(key.destination.into())
@@ -168,12 +168,6 @@ impl Args {
         eprintln!("lb-agent: {limit} of {total} connections; choose some by address, or raise --limit");
         &entries[..limit]
     }
-}
-
-/// Seconds since boot, by the clock of the packet program.
-fn now() -> anyhow::Result<u32> {
-    let seconds = clock_gettime(ClockId::CLOCK_MONOTONIC)?.tv_sec();
-    Ok(u32::try_from(seconds).unwrap_or(u32::MAX))
 }
 
 /// The entries of both tables that are wanted, sorted.

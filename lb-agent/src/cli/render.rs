@@ -1,20 +1,19 @@
 //! What the commands that look at a node have in common: where they look, and how they print.
 
+use super::datapath_args::PinArgs;
 use crate::datapath::maps::{Maps, MapsError};
-use crate::datapath::pins::{DEFAULT_DIRECTORY, Pins};
+use crate::datapath::pins::Pins;
 use clap::ValueEnum;
 use lb_common::addr::{Ipv4, Port, Protocol};
 use serde::Serialize;
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::PathBuf;
 
 /// Where to look, and how to print.
 #[derive(Debug, clap::Args)]
 pub(super) struct Look {
-    /// Directory of the pinned maps, on a BPF file system
-    #[arg(long, env = "LB_BPFFS", value_name = "DIR", default_value = DEFAULT_DIRECTORY)]
-    bpffs: PathBuf,
+    #[command(flatten)]
+    pins: PinArgs,
     /// A table for people, or JSON with exact numbers for programs
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -30,7 +29,7 @@ enum Output {
 impl Look {
     /// Where the datapath is pinned.
     pub(super) fn pins(&self) -> Pins {
-        Pins::new(&self.bpffs)
+        self.pins.pins()
     }
 
     /// The datapath's maps, whether an agent runs or not.
@@ -53,11 +52,15 @@ impl Look {
             Output::Table => text(),
             Output::Json => serde_json::to_string_pretty(value)? + "\n",
         };
-        // A reader that has seen enough (`| head`) is no error.
-        match io::stdout().lock().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-            _ => Ok(()),
-        }
+        Ok(print(&text)?)
+    }
+}
+
+/// Prints text. A reader that has seen enough (`| head`) is no error.
+pub(super) fn print(text: &str) -> io::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -112,8 +115,7 @@ pub(super) fn table<R: Row>(rows: &[R]) -> String {
     let notes = rows.iter().map(Row::note);
     let lines: Vec<(Vec<String>, Option<&str>)> =
         std::iter::once((titles, None)).chain(rows.iter().map(Row::cells).zip(notes)).collect();
-    let width = |column: usize| lines.iter().map(|(cells, _)| cells[column].chars().count()).max();
-    let widths: Vec<usize> = (0..R::COLUMNS.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let widths = widths(lines.iter().map(|(cells, _)| cells));
     let mut text = String::new();
     for (cells, note) in &lines {
         let padded = cells.iter().zip(&widths).zip(R::COLUMNS).map(|((cell, width), column)| {
@@ -128,6 +130,28 @@ pub(super) fn table<R: Row>(rows: &[R]) -> String {
         }
     }
     text
+}
+
+/// Rows without headings, as lines.
+pub(super) fn aligned(rows: &[Vec<String>]) -> Vec<String> {
+    let widths = widths(rows);
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+/// The width of each column, in characters.
+fn widths<'a>(rows: impl IntoIterator<Item = &'a Vec<String>>) -> Vec<usize> {
+    let mut widths = Vec::new();
+    for row in rows {
+        widths.resize(row.len().max(widths.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    widths
 }
 
 /// A number of bytes, short; the exact number is in the JSON.

@@ -5,7 +5,6 @@ use super::node_args::NodeArgs;
 use crate::datapath::attach::{Hook, Hooks, best_hook};
 use crate::datapath::load::{self, Limits};
 use crate::datapath::maps::Maps;
-use crate::datapath::pins::Pins;
 use crate::lock::Lock;
 use crate::node::preflight::{self, Check, Verdict};
 use crate::node::{self, sysctl};
@@ -131,7 +130,7 @@ impl LimitArgs {
             handshakes: max_handshakes,
             services: max_services,
             // Slot 0 means "none".
-            backends: max_backends,
+            backends: max_backends.saturating_add(1),
             endpoints: max_endpoints,
         }
     }
@@ -164,7 +163,7 @@ async fn start(args: Args) -> anyhow::Result<()> {
     let Args {
         node,
         manifests,
-        datapath: DatapathArgs { bpffs, state_dir },
+        datapath,
         node_args,
         forwarding,
         attach,
@@ -180,6 +179,7 @@ async fn start(args: Args) -> anyhow::Result<()> {
             manifests.display()
         );
     }
+    let (pins, state_dir) = (datapath.pins(), datapath.state_dir);
     let _lock = Lock::take(&state_dir)?;
     let netlink = node::connect().context("open a netlink socket")?;
     let (roles, return_path, timeouts) =
@@ -191,7 +191,6 @@ async fn start(args: Args) -> anyhow::Result<()> {
         through_stack: u32::from(forwarding == Forwarding::Stack),
         timeouts,
     };
-    let pins = Pins::new(&bpffs);
     let ebpf = load::load(&pins, &limits.limits(), &config)?;
     let maps = Maps::open(&pins)?;
     info!(

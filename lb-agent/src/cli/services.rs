@@ -24,7 +24,7 @@ struct Served {
     backends_active: u32,
     backends_draining: u32,
     /// None before the agent has written a table; 0 where no endpoint is ready.
-    table_size: Option<usize>,
+    table_size: Option<u32>,
     packets_in: u64,
     bytes_in: u64,
     packets_out: u64,
@@ -103,7 +103,7 @@ fn read(
 ) -> Result<Served, MapsError> {
     let (address, port, protocol) = plain(key.address, key.port, key.protocol);
     let (backends_active, backends_draining) = counts.get(&id).copied().unwrap_or_default();
-    let table_size = maps.ring(id)?.map(|ring| ring.len());
+    let table_size = maps.ring_size(id)?;
     let ServiceStats { packets_in, bytes_in, packets_out, bytes_out, connections, refused } =
         maps.service_stats(id)?;
     Ok(Served {

@@ -11,7 +11,7 @@ use lb_common::flow::{Flow, FlowKey, Reply};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::reason::Reason;
-use lb_common::service::{Service, ServiceKey, ServiceStats};
+use lb_common::service::{RING_SIZE_INDEX, Service, ServiceKey, ServiceStats};
 use std::collections::BTreeMap;
 use std::io;
 use std::marker::PhantomData;
@@ -267,15 +267,25 @@ impl Maps {
         Array::try_from(&self.backends).map_err(failed("backends", "open"))
     }
 
-    /// The table of a served port, without the size in front; `None` where there is none.
-    pub fn ring(&self, service: u32) -> Result<Option<Vec<u32>>, MapsError> {
+    fn open_ring(&self, service: u32) -> Result<Option<Array<MapData, u32>>, MapsError> {
         let rings: ArrayOfMaps<&MapData, Array<MapData, u32>> =
             ArrayOfMaps::try_from(&self.rings).map_err(failed("rings", "open"))?;
-        let ring = match rings.get(&service, 0) {
-            Ok(ring) => ring,
-            Err(MapError::KeyNotFound) => return Ok(None),
-            Err(source) => return Err(failed("rings", "look up")(source)),
-        };
+        match rings.get(&service, 0) {
+            Ok(ring) => Ok(Some(ring)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(failed("rings", "look up")(source)),
+        }
+    }
+
+    /// The number of places in the table of a served port; `None` where there is no table.
+    pub fn ring_size(&self, service: u32) -> Result<Option<u32>, MapsError> {
+        let Some(ring) = self.open_ring(service)? else { return Ok(None) };
+        ring.get(&RING_SIZE_INDEX, 0).map(Some).map_err(failed("rings", "read a table's size"))
+    }
+
+    /// The table of a served port, without the size in front; `None` where there is none.
+    pub fn ring(&self, service: u32) -> Result<Option<Vec<u32>>, MapsError> {
+        let Some(ring) = self.open_ring(service)? else { return Ok(None) };
         let mut entries: Vec<(u32, u32)> = sys::read_all(ring_fd(&ring), ring.len())
             .map_err(|source| MapsError::Batch { name: "rings", action: "read a table", source })?;
         entries.sort_unstable_by_key(|(index, _)| *index);

@@ -1,8 +1,8 @@
 //! A datapath with known content, pinned in a directory of its own.
 
 use aya::Ebpf;
-use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions};
-use lb_agent::datapath::load::{self, Limits, LoadError};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use lb_agent::datapath::load::{self, Limits};
 use lb_agent::datapath::maps::Maps;
 use lb_agent::datapath::pins::Pins;
 use lb_common::addr::{Ipv4, Mac, Port, Protocol};
@@ -62,28 +62,6 @@ fn endpoint(address: [u8; 4], port: u16, protocol: Protocol, marks: &[u8]) -> (E
     (EndpointKey::new(Ipv4::new(address), Port::new(port), protocol), holders)
 }
 
-/// The verifier gives up with EAGAIN when a signal is pending, as happens among threads that start programs; libbpf
-/// tries five times as well.
-fn load_patiently(pins: &Pins, limits: &Limits) -> Ebpf {
-    let mut attempts = 0..4;
-    loop {
-        let loaded = load::load(pins, limits, &Config::DEFAULT);
-        let interrupted = loaded.as_ref().is_err_and(is_interrupted);
-        if !interrupted || attempts.next().is_none() {
-            return loaded.unwrap();
-        }
-    }
-}
-
-fn is_interrupted(error: &LoadError) -> bool {
-    match error {
-        LoadError::Verify { source: ProgramError::LoadError { io_error, .. }, .. } => {
-            io_error.raw_os_error() == Some(libc::EAGAIN)
-        }
-        _ => false,
-    }
-}
-
 impl Datapath {
     /// Empty maps.
     pub(crate) fn new() -> Self {
@@ -94,7 +72,7 @@ impl Datapath {
         let pins = Pins::new(&directory);
         let limits = Limits { flows: 64, handshakes: 64, services: 16, backends: 8, endpoints: 16 };
         let removal = Removal { directory };
-        let ebpf = load_patiently(&pins, &limits);
+        let ebpf = load::load(&pins, &limits, &Config::DEFAULT).unwrap();
         Self { maps: Maps::open(&pins).unwrap(), ebpf, removal }
     }
 
