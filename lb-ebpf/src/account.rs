@@ -2,7 +2,7 @@
 //!
 //! A counter that cannot be found never changes a verdict.
 
-use crate::{packet::Packet, parse::Parsed};
+use crate::parse::Parsed;
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
     counters::Outcome,
@@ -17,14 +17,14 @@ static OUTCOMES: PerCpuArray<Outcome, { SLOTS as usize }> = PerCpuArray::new();
 #[btf_map(name = "service_stats")]
 static SERVICE_STATS: PerCpuArray<ServiceStats, { limits::SERVICES as usize }> = PerCpuArray::new();
 
-/// Counts the end of a walk.
+/// Counts the end of the walk of a packet of `length` bytes.
 #[inline(always)]
-pub(crate) fn count(packet: &Packet<'_>, reason: Reason) {
+pub(crate) fn count(length: u32, reason: Reason) {
     if let Some(outcome) = OUTCOMES.get_ptr_mut(reason.number()) {
         // SAFETY: the slot belongs to this CPU, and a TC program is not preempted by another on the same hook.
         unsafe {
             (*outcome).packets += 1;
-            (*outcome).bytes += u64::from(packet.len());
+            (*outcome).bytes += u64::from(length);
         }
     }
 }

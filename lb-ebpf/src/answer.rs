@@ -1,7 +1,7 @@
 //! From a backend's packet to its client, on the node that holds the address and on the one where the pod runs.
 
 use crate::{
-    account, clock, config, flow, forward, holder,
+    account, backend, clock, config, flow, forward, holder,
     outcome::{End, Outcome, Step, drop, pass},
     packet::Packet,
     parse::{Parsed, Tcp},
@@ -80,6 +80,9 @@ fn to_client(packet: &Packet<'_>, parsed: &Parsed, found: &Found, reply: &Reply)
             ControlFlow::Continue(plan(reply, Exit::redirect(interface, next_hop), Reason::ReplyRedirect))
         }
         forward::Route::Via { .. } => drop(Reason::DropTtl),
+        // The stack tells the pod, in the pod's terms: the packet has not been translated yet.
+        forward::Route::TooBig { .. } if parsed.ip.dont_fragment() => pass(Reason::PassReplyToStack),
+        // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
         forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),
     }
@@ -101,13 +104,17 @@ fn plan(reply: &Reply, exit: Exit, reason: Reason) -> Plan {
 /// Brings the flow up to date. A reply whose flow is gone is an index without an owner.
 #[inline(always)]
 fn follow(parsed: &Parsed, found: &Found, reply: &Reply) -> Step<()> {
+    if parsed.ip.is_fragment() {
+        return drop(Reason::DropFragment);
+    }
     let now = clock::now();
     if found.is_established {
         // The reply's own clock spares the flow table a look-up for every packet of one second.
         if reply.last_seen == now && !parsed.tcp.is_turning() {
             return ControlFlow::Continue(());
         }
-        let Some(flow) = flow::established_by_key(&client_key(parsed, reply)) else {
+        let flow = flow::established_by_key(&client_key(parsed, reply));
+        let Some(flow) = flow.filter(|flow| is_from_backend(parsed, &flow.get())) else {
             reply::forget(&parsed.key);
             return drop(Reason::DropReplyUnknown);
         };
@@ -117,9 +124,12 @@ fn follow(parsed: &Parsed, found: &Found, reply: &Reply) -> Step<()> {
     }
     let key = client_key(parsed, reply);
     let Some(entry) = flow::handshake(&key) else { return drop(Reason::DropReplyUnknown) };
+    let flow = entry.get();
+    if !is_from_backend(parsed, &flow) {
+        return drop(Reason::DropReplyUnknown);
+    }
     entry.seen(now);
     found.entry.seen(now);
-    let flow = entry.get();
     if parsed.tcp.has(Tcp::RST) {
         entry.set_state(State::Reset);
     } else if parsed.tcp.is_syn_ack() {
@@ -128,6 +138,13 @@ fn follow(parsed: &Parsed, found: &Found, reply: &Reply) -> Step<()> {
         return establish(parsed, &key, &flow, reply, now);
     }
     ControlFlow::Continue(())
+}
+
+/// Whether the packet comes from the backend that the flow has now, not from one that it had before.
+#[inline(always)]
+fn is_from_backend(parsed: &Parsed, flow: &Flow) -> bool {
+    backend::get(flow.backend)
+        .is_some_and(|backend| backend.address == parsed.key.source && backend.port == parsed.key.source_port)
 }
 
 /// Whether a backend's packet alone proves the connection: any answer in UDP, and one other than a reset where

@@ -36,7 +36,8 @@ use packet::Packet;
 #[inline(always)]
 pub(crate) fn reweave_ingress(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
-    finish(&packet, pipeline::ingress(&packet))
+    let length = packet.len();
+    finish(length, pipeline::ingress(&packet))
 }
 
 /// TC egress of every interface with a role.
@@ -44,12 +45,14 @@ pub(crate) fn reweave_ingress(ctx: TcContext) -> i32 {
 #[inline(always)]
 pub(crate) fn reweave_egress(ctx: TcContext) -> i32 {
     let packet = Packet::new(&ctx);
-    finish(&packet, pipeline::egress(&packet))
+    let length = packet.len();
+    finish(length, pipeline::egress(&packet))
 }
 
+/// `length` is that of the packet as it came: an answer made of it has another.
 #[inline(always)]
-fn finish(packet: &Packet<'_>, outcome: Outcome) -> i32 {
-    account::count(packet, outcome.reason());
+fn finish(length: u32, outcome: Outcome) -> i32 {
+    account::count(length, outcome.reason());
     match outcome {
         Outcome::Redirected(_) => outcome::TC_ACT_REDIRECT,
         Outcome::Next(_) => outcome::TC_ACT_UNSPEC,

@@ -133,8 +133,6 @@ fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
     let flow = Flow::new(service.id, id, backend.generation, path, state, now);
     let reply_key = parsed.key.with_destination(backend.address, backend.port).reversed();
     let reply = Reply::translate(parsed.key.destination, parsed.key.destination_port, service.id, path, now);
-    // Of a connection on this tuple that is over, perhaps to another address: it would be found first.
-    reply::forget_stale(&reply_key);
     if !flow::begin(&parsed.key, &flow) || !reply::begin(&reply_key, &reply) {
         return drop(Reason::DropTableFull);
     }
@@ -185,7 +183,7 @@ fn is_free(place: &Place, id: u32) -> bool {
     match backend::get(id) {
         Some(backend) if backend.takes_new_flows() && backend.service == place.service => {
             let reply = place.key.with_destination(backend.address, backend.port).reversed();
-            reply::is_free(&reply, &place.key, place.now)
+            reply::claim(&reply, &place.key, place.now)
         }
         _ => false,
     }

@@ -52,13 +52,15 @@ struct L4Head {
     word: [u8; 4],
 }
 
-/// Bytes 8 to 14 of TCP.
+/// The rest of TCP, without options.
 #[derive(Clone, Copy)]
 #[repr(C, align(2))]
 struct TcpRest {
     acknowledgement: [u8; 4],
     offset: u8,
     flags: u8,
+    /// Window, checksum and urgent pointer are of no interest, but have to be there.
+    rest: [u8; 6],
 }
 
 /// What one packet says.
@@ -182,6 +184,7 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
     if protocol != Protocol::TCP && protocol != Protocol::UDP {
         return pass(Reason::PassOtherProtocol);
     }
+    check_length(packet, &ip, protocol)?;
     let (ports, tcp) = read_l4(packet, &ip, protocol)?;
     ControlFlow::Continue(Parsed {
         key: FlowKey::new(
@@ -219,6 +222,23 @@ fn read_frame(packet: &Packet<'_>) -> Step<Frame> {
         return ControlFlow::Continue(frame);
     }
     pass(Reason::PassShort)
+}
+
+/// What the IP header announces must be there, and must have room for the transport header. A GSO packet was put
+/// together by the kernel from whole ones, and one of more than 65,535 bytes announces zero.
+#[inline(always)]
+fn check_length(packet: &Packet<'_>, ip: &Ip, protocol: Protocol) -> Step<()> {
+    let announced = u32::from(ip.total_length);
+    let l4 = if ip.is_later_fragment() {
+        0
+    } else if protocol == Protocol::UDP {
+        UDP_LEN
+    } else {
+        TCP_LEN
+    };
+    let whole =
+        announced >= u32::from(ip.header_length) + l4 as u32 && announced <= packet.len() - ETH_LEN as u32;
+    if whole || packet.gso_size() != 0 { ControlFlow::Continue(()) } else { pass(Reason::PassShort) }
 }
 
 #[inline(always)]

@@ -43,6 +43,9 @@ fn ended(walk: Step<Outcome>) -> Outcome {
 fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     let roles = interface::roles(packet)?;
     let parsed = parse(packet)?;
+    if parsed.ip.is_later_fragment() {
+        return pass(Reason::PassFragment);
+    }
     if roles.is(Interface::OVERLAY) {
         holder::recognise(packet, &parsed)?;
     }
@@ -72,6 +75,9 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
     let roles = interface::roles(packet)?;
     if roles.is(Interface::UPLINK) {
         let parsed = parse(packet)?;
+        if parsed.ip.is_later_fragment() {
+            return pass(Reason::PassFragment);
+        }
         let plan = answer::leaving(&parsed)?;
         return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
     }

@@ -54,14 +54,17 @@ struct Unreachable {
 /// Turns the packet into the answer and sends it back.
 #[inline(always)]
 pub(crate) fn answer(packet: &Packet<'_>, parsed: &Parsed, refusal: Refusal) -> Outcome {
+    // A reset is never answered (RFC 9293, section 3.5.2).
+    if parsed.tcp.has(Tcp::RST) {
+        return Outcome::Dropped(refusal.reason);
+    }
     let answered = if refusal.reason == Reason::RejectTooBig {
         // RFC 1191.
         unreachable(packet, parsed, CODE_FRAGMENTATION_NEEDED, refusal.mtu)
     } else if parsed.is_udp() {
         unreachable(packet, parsed, CODE_PORT, 0)
     } else {
-        // A reset is never answered (RFC 9293, section 3.5.2).
-        !parsed.tcp.has(Tcp::RST) && reset(packet, parsed)
+        reset(packet, parsed)
     };
     if answered && forward::send_back(packet) {
         Outcome::Redirected(refusal.reason)

@@ -95,24 +95,22 @@ pub(crate) fn forget(key: &FlowKey) {
     let _ = REPLIES.remove(key);
 }
 
-/// Removes the entry of a connection that is over. A look-up costs less than a removal of what is not there.
+/// Whether a connection that begins with the client tuple `owner` may use the reply tuple `key`: without SNAT, two
+/// connections of one client port that lead to one backend would be the same 5-tuple there. The established entry of a
+/// connection that is over goes, since answers are looked up there first.
 #[inline(always)]
-pub(crate) fn forget_stale(key: &FlowKey) {
-    if established(key).is_some() {
+pub(crate) fn claim(key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
+    if let Some(entry) = established(key) {
+        if !is_free(&entry, owner, now) {
+            return false;
+        }
         forget(key);
     }
-}
-
-/// Whether a connection of the client tuple `owner` may use the reply tuple `key`: without SNAT, two connections
-/// of one client port that lead to one backend would be the same 5-tuple there.
-#[inline(always)]
-pub(crate) fn is_free(key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
-    is_free_in(established(key), owner, now) && is_free_in(handshake(key), owner, now)
+    handshake(key).is_none_or(|entry| is_free(&entry, owner, now))
 }
 
 #[inline(always)]
-fn is_free_in(entry: Option<Entry>, owner: &FlowKey, now: u32) -> bool {
-    let Some(entry) = entry else { return true };
+fn is_free(entry: &Entry, owner: &FlowKey, now: u32) -> bool {
     let reply = entry.get();
     match reply.kind() {
         ReplyKind::Mark => !is_live(&reply, owner.protocol, now),

@@ -9,3 +9,4 @@ pub mod plan;
 pub mod sweep;
 mod sys;
 mod tcx;
+pub mod testrun;

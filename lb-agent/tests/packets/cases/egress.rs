@@ -1,0 +1,56 @@
+//! What goes out.
+
+use super::remote;
+use crate::case::{Case, DONE, FORWARDED, egress};
+use crate::frame::Frame;
+use crate::lab::{CLIENT, Device, HOLDER, LOCAL, REMOTE, now, syn};
+use lb_common::flow::{Reply, State};
+use lb_common::reason::Reason;
+
+/// Redirected packets come by once more; only the mark is taken off.
+pub(crate) fn finished() -> Case {
+    let mut case = Case::new(remote);
+    for device in [Device::Uplink, Device::Overlay, Device::Pods] {
+        case = case
+            .send(egress(device, syn()).marked(DONE | 0x0042_0001).marks(Reason::PassFinished, 0x0042_0001));
+    }
+    case
+}
+
+/// A tunnel would route its outer packets by our mark.
+pub(crate) fn marks_end_at_overlay_and_pods() -> Case {
+    let holder = u32::from(HOLDER.1) << 24;
+    let mut case = Case::new(remote);
+    for device in [Device::Overlay, Device::Pods] {
+        for ours in [FORWARDED, holder] {
+            case = case.send(
+                egress(device, syn()).marked(ours | 0x0042_0001).marks(Reason::PassForeign, 0x0042_0001),
+            );
+        }
+        case = case.send(egress(device, syn()).marked(0x0042_0001).passes(Reason::PassForeign));
+    }
+    case
+}
+
+/// The node's own packets, forwarded ones, and those of connections that are not translated.
+pub(crate) fn foreign_on_the_uplink() -> Case {
+    let own = Frame::tcp(([192, 0, 2, 10], 22), CLIENT).ack(1);
+    let marked = Frame::tcp(LOCAL, CLIENT).ack(1);
+    let key = marked.key();
+    Case::new(move |lab| {
+        remote(lab);
+        lab.maps.replies.insert(&key, &Reply::mark(17, State::Established, now())).unwrap();
+    })
+    .send(egress(Device::Uplink, own).marked(0x0042_0001).passes(Reason::PassForeign))
+    .send(egress(Device::Uplink, Frame::tcp(REMOTE, CLIENT).ack(1)).passes(Reason::PassForeign))
+    .send(egress(Device::Uplink, marked).passes(Reason::PassForeign))
+    .send(
+        egress(Device::Uplink, Frame::udp(LOCAL, CLIENT).payload(&[0; 64]).fragment(0, true))
+            .passes(Reason::PassForeign),
+    )
+    .send(
+        egress(Device::Uplink, Frame::protocol(17, LOCAL.0, CLIENT.0).payload(&[0; 64]).fragment(9, false))
+            .passes(Reason::PassFragment),
+    )
+    .send(egress(Device::Uplink, Frame::protocol(1, LOCAL.0, CLIENT.0)).passes(Reason::PassOtherProtocol))
+}

@@ -1,0 +1,70 @@
+//! The packet program, judged packet by packet (`BPF_PROG_TEST_RUN`). Needs root and `ip`.
+//!
+//! Each case runs on a fresh node: a network namespace of its own, so that the kernel's routing answers, and fresh maps.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, like the tests themselves"
+)]
+
+mod case;
+mod cases;
+mod frame;
+mod fuzz;
+mod lab;
+mod verifier;
+
+use case::{Case, Step};
+use lb_common::reason::Reason;
+use std::collections::BTreeSet;
+
+/// One test for each case, and all of them as one list.
+macro_rules! cases {
+    ($($module:ident: $($name:ident),+;)+) => {
+        $(mod $module {
+            $(#[test]
+            fn $name() {
+                crate::case::run(stringify!($name), crate::cases::$module::$name());
+            })+
+        })+
+
+        fn all() -> Vec<Case> {
+            vec![$($(cases::$module::$name(),)+)+]
+        }
+    };
+}
+
+cases! {
+    backends: gone_is_reset, slot_given_to_another_is_reset, syn_after_gone_chooses_again, draining, draining_in_a_handshake, draining_udp, ring_names_a_missing_backend, ring_names_a_slot_of_another_service, from_none_to_some_and_back;
+    collision: second_goes_to_another_backend, handshakes_collide_too, single_backend_refuses_the_second, closed_flow_gives_way, expired_flow_gives_way, tuple_of_another_holder_is_taken;
+    egress: finished, marks_end_at_overlay_and_pods, foreign_on_the_uplink;
+    foreign: ipv6, arp, vlan, version_6_in_ipv4, header_length_below_20, short, header_in_the_padding, truncated, other_protocols, other_ports, pods_own_traffic, unknown_interface, fragments, own_connection, syn_ack_without_flow;
+    full: new_tcp_is_reset_and_old_goes_on, no_half_of_a_connection_is_left, answer_in_udp_is_dropped, handshakes_do_not_evict_flows, evicted_handshake_is_picked_up;
+    holder: handshake, other_mark_bits_stay, mark_shift, closes, pod_refuses, udp, not_a_forward, live_tuple_is_not_taken_over, closed_tuple_is_taken_over, expired_tuple_is_taken_over, moved_holder_goes_on, own_connection_keeps_its_tuple, stray_reset, table_full, answer_on_the_overlay_is_foreign;
+    refuse: syn_is_reset, syn_with_data_is_reset, ack_is_reset, data_is_reset, fin_is_reset, fin_without_ack_is_reset, reset_is_not_answered, datagram_is_unreachable, empty_datagram_is_unreachable, datagram_without_checksum_is_unreachable, ip_options_are_not_answered, listening_sockets_get_nothing, no_ring;
+    route: local_backend, local_backend_udp, forwarding_stack, mark_shift, time_to_live, every_time_to_live, too_big_to_forward, segmented_later, answer_too_big, no_route, endpoint_is_the_node_itself, answer_without_flow, answer_without_owner;
+    tcp: handshake, wrong_acknowledgement_does_not_establish, acknowledgement_wraps, data_completes_the_handshake, both_sides_close, backend_closes_first, client_resets, backend_resets, backend_refuses, repeated_syn, syn_after_close_begins_anew, syn_on_a_live_flow_changes_nothing, expired_flow_is_picked_up, idle_flow_is_kept, stray_reset_is_not_remembered, same_port, ip_options, other_mark_bits_stay, padding;
+    udp: answered, no_checksum_stays_none, checksum_of_zero_becomes_ones, same_port, ip_options, backend_gone_is_reselected, endpoints_from_none_to_one, scaled_to_zero_is_refused, expired;
+}
+
+/// What no packet of a test-run can end with, and why.
+const UNREACHED: [(Reason, &str); 1] =
+    [(Reason::DropRewrite, "the kernel has no reason to refuse what was checked before; out of memory only")];
+
+#[test]
+fn every_reason_is_the_end_of_some_case() {
+    let mut reached: BTreeSet<Reason> = UNREACHED.into_iter().map(|(reason, _)| reason).collect();
+    for step in all().iter().flat_map(|case| &case.steps) {
+        if let Step::Send(send) = step {
+            assert!(
+                UNREACHED.iter().all(|(reason, _)| *reason != send.reason()),
+                "{:?} is reached",
+                send.reason()
+            );
+            reached.insert(send.reason());
+        }
+    }
+    let missing: Vec<_> = Reason::ALL.iter().filter(|reason| !reached.contains(reason)).collect();
+    assert!(missing.is_empty(), "no case ends with {missing:?}");
+}
