@@ -2,7 +2,10 @@
 
 pub mod cli;
 pub mod datapath;
+pub mod health;
+pub mod http;
 pub mod lock;
+pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod policy;

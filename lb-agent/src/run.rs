@@ -3,6 +3,7 @@
 use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
+use crate::health::Publisher;
 use crate::model::{HardwareAddress, Status};
 use crate::node::interfaces::{self, RoleOptions, Roles};
 use crate::policy::extend::{self, Options};
@@ -18,7 +19,7 @@ use lb_common::config::Timeouts;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
@@ -40,6 +41,8 @@ pub struct Agent {
     pub pins: Pins,
     /// Between full comparisons of everything, and between sweeps.
     pub period: Duration,
+    /// For probes and metrics.
+    pub health: Publisher,
 }
 
 /// How soon a pass that failed is tried again.
@@ -53,7 +56,7 @@ struct Memory {
     objects: Option<Objects>,
     problems: Problems,
     busy: BTreeSet<u8>,
-    is_ready: bool,
+    was_ready: bool,
 }
 
 impl Agent {
@@ -87,7 +90,10 @@ impl Agent {
                 swept = finished(&mut sweeping) => {
                     sweeping = None;
                     match swept {
-                        Ok(swept) => memory.busy = swept.marks,
+                        Ok(swept) => {
+                            memory.busy.clone_from(&swept.marks);
+                            self.health.send_modify(|health| health.swept = swept);
+                        }
                         Err(error) => error!("sweep: {error:#}"),
                     }
                 }
@@ -102,6 +108,8 @@ impl Agent {
 
     /// One look at everything. False when it should be tried again soon.
     async fn pass(&self, reconciler: &mut Reconciler, memory: &mut Memory) -> bool {
+        let begun = Instant::now();
+        self.health.send_modify(|health| health.alive = Some(begun));
         let mut problems = BTreeSet::new();
         let result = self.try_pass(reconciler, memory, &mut problems).await;
         let is_done = match result {
@@ -111,9 +119,18 @@ impl Agent {
                 false
             }
         };
+        self.health.send_modify(|health| {
+            health.problems = problems.iter().cloned().collect();
+            // What an operator got wrong in a Service is said, but does not make the node less ready.
+            health.is_ready = is_done && memory.objects.is_some();
+            if health.is_ready {
+                (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
+            } else {
+                health.failures += 1;
+            }
+        });
         memory.problems.say(problems);
-        if is_done && memory.problems.is_empty() && !memory.is_ready {
-            memory.is_ready = true;
+        if self.health.borrow().is_ready && !std::mem::replace(&mut memory.was_ready, true) {
             info!("ready");
         }
         is_done
@@ -146,6 +163,10 @@ impl Agent {
         problems.extend(desired.problems);
         problems.extend(wanted.problems.iter().cloned());
         problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
+        self.health.send_modify(|health| {
+            let names = wanted.services.iter().map(|(key, s)| (*key, (s.namespace.clone(), s.name.clone())));
+            health.services = names.collect();
+        });
         // Only now: a status tells others that the address is served.
         self.report(&desired.status)
     }

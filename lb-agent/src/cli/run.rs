@@ -5,7 +5,10 @@ use super::node_args::NodeArgs;
 use crate::datapath::attach::{Hook, Hooks, best_hook};
 use crate::datapath::load::{self, Limits};
 use crate::datapath::maps::Maps;
+use crate::health::Health;
+use crate::http;
 use crate::lock::Lock;
+use crate::metrics;
 use crate::node::preflight::{self, Check, Verdict};
 use crate::node::{self, sysctl};
 use crate::policy::extend;
@@ -15,8 +18,10 @@ use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 use lb_common::config::{Config, Timeouts};
 use lb_common::limits;
+use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// How remote backends are reached.
@@ -37,6 +42,14 @@ pub enum Attach {
     Tcx,
     /// Filters of a clsact qdisc
     Clsact,
+}
+
+/// Where HTTP is answered, if anywhere.
+#[derive(Clone, Copy, Debug)]
+struct Listen(Option<SocketAddr>);
+
+fn parse_listen(text: &str) -> Result<Listen, AddrParseError> {
+    if text == "off" { Ok(Listen(None)) } else { text.parse().map(|address| Listen(Some(address))) }
 }
 
 /// Arguments of `run`.
@@ -65,6 +78,9 @@ pub struct Args {
     /// When no endpoint of a port is ready, use those that terminate but still serve
     #[arg(long, env = "LB_TERMINATING_FALLBACK")]
     terminating_fallback: bool,
+    /// Answer /metrics, /healthz and /readyz here; `off` for nowhere
+    #[arg(long, env = "LB_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9213", value_parser = parse_listen)]
+    listen: Listen,
     /// Seconds between full comparisons of everything with what the kernel holds
     #[arg(long, env = "LB_PERIOD", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     period: u64,
@@ -169,6 +185,7 @@ async fn start(args: Args) -> anyhow::Result<()> {
         attach,
         force_reserved_ports,
         terminating_fallback,
+        listen: Listen(listen),
         period,
         limits,
         timeouts,
@@ -207,8 +224,18 @@ async fn start(args: Args) -> anyhow::Result<()> {
     let hooks = Hooks::new(pins.clone(), &state_dir, hook, netlink.clone());
     let sysctls = sysctl::Record::new(&state_dir);
     let reconciler = Reconciler::new(ebpf, maps, hooks, netlink, return_path, sysctls);
-    let policy = extend::Options { force_reserved_ports, terminating_fallback, ..extend::Options::default() };
-    let agent = Agent { node, manifests, roles, policy, timeouts, pins, period: Duration::from_secs(period) };
+    let (health, watcher) = watch::channel(Health::default());
+    if let Some(address) = listen {
+        let registry = metrics::registry(pins.clone(), watcher.clone());
+        let bound = http::serve(address, registry, watcher)
+            .await
+            .with_context(|| format!("listen on {address} (--listen): choose another, or `off`"))?;
+        info!("metrics and probes: http://{bound}/metrics, /healthz, /readyz");
+    }
+    let own_ports = listen.iter().map(SocketAddr::port).collect();
+    let policy = extend::Options { own_ports, force_reserved_ports, terminating_fallback };
+    let period = Duration::from_secs(period);
+    let agent = Agent { node, manifests, roles, policy, timeouts, pins, period, health };
     agent.run(reconciler).await
 }
 

@@ -4,6 +4,7 @@
 
 mod datapath;
 mod dumps;
+mod http;
 mod look;
 mod preflight;
 
