@@ -36,7 +36,8 @@ impl Idle {
             ask(stream).with_context(|| format!("connection {number} of {total}, request"))?;
         }
         for (number, (stream, pod)) in self.connections.iter_mut().enumerate() {
-            let answered = answer(stream).with_context(|| format!("connection {number} of {total} to {pod}"))?;
+            let answered =
+                answer(stream).with_context(|| format!("connection {number} of {total} to {pod}"))?;
             ensure!(answered == *pod, "connection {number} of {total} went from {pod} to {answered}");
         }
         Ok(())

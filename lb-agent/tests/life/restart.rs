@@ -28,11 +28,12 @@ fn connections_outlive_restart_kill_and_upgrade() {
     let steps: [(&str, fn(&mut World, u8), &Path, &[&str]); 4] = [
         ("restart", World::terminate, Path::new(AGENT), &[]),
         ("kill", World::kill, Path::new(AGENT), &[]),
-        ("upgrade", World::terminate, &upgraded, &[
-            "--timeout-established=9000",
-            "--timeout-closed=5",
-            "--forwarding=stack",
-        ]),
+        (
+            "upgrade",
+            World::terminate,
+            &upgraded,
+            &["--timeout-established=9000", "--timeout-closed=5", "--forwarding=stack"],
+        ),
         ("downgrade", World::kill, Path::new(AGENT), &[]),
     ];
     for (step, stop, binary, args) in steps {

@@ -81,6 +81,10 @@ impl World {
     pub(crate) fn serving(args: &[&str]) -> Self {
         let mut world = Self::new();
         world.start_all(args);
+        // A request before the other nodes recognise the holder leaves a masqueraded entry in their conntrack, which a
+        // later connection from the same port would fall into.
+        world.await_nodes(if args.contains(&"--attach=clsact") { "clsact" } else { "tcx" });
+        world.await_ready();
         world.await_served();
         world
     }
