@@ -55,8 +55,8 @@ pub struct Reconciler {
     observed: Option<Observed>,
     /// What was last reached, so that a change costs work for itself alone.
     reached: BTreeMap<ServiceKey, WantedService>,
-    /// Holders that left, while connections carry their marks: their way back stays.
-    retired: BTreeMap<u8, Ipv4Addr>,
+    /// Whether slots that nothing names were looked for since the maps were read.
+    is_tidy: bool,
 }
 
 impl Reconciler {
@@ -78,7 +78,7 @@ impl Reconciler {
             sysctls,
             observed: None,
             reached: BTreeMap::new(),
-            retired: BTreeMap::new(),
+            is_tidy: false,
         }
     }
 
@@ -86,6 +86,7 @@ impl Reconciler {
     pub fn look_again(&mut self) {
         self.observed = None;
         self.reached.clear();
+        self.is_tidy = false;
     }
 
     /// Devices, programs, sysctls and nftables: what does not depend on any Service.
@@ -126,11 +127,12 @@ impl Reconciler {
         busy: &BTreeSet<u8>,
     ) -> Result<Vec<String>, ReconcileError> {
         let holders = self.mark(&wanted.holders, busy)?;
-        self.retire(&holders, busy)?;
+        let known = self.known(&holders, busy)?;
         // A holder's way back comes before its forwards are recognised. That of one that goes may go a moment before,
         // since no connection carries its mark.
-        self.ensure_way_back(&holders, roles).await?;
-        self.recognise(wanted, &holders)?;
+        self.ensure_way_back(&known, roles).await?;
+        let operations = plan::recognition(&known, &wanted_endpoints(wanted, &holders), self.observed()?);
+        self.apply(&operations)?;
         self.serve(&wanted.services)
     }
 
@@ -162,45 +164,36 @@ impl Reconciler {
             .collect())
     }
 
-    /// Holders that go keep their way back as long as connections carry their marks.
-    fn retire(
+    /// The holders, and those that left while connections carry their marks. These have no endpoint any more, so nothing
+    /// new of theirs is recognised; but their way back stays, and their mark is known, also to the next agent.
+    fn known(
         &mut self,
         holders: &BTreeMap<String, (Mac, Holder)>,
         busy: &BTreeSet<u8>,
-    ) -> Result<(), ReconcileError> {
-        let observed: Vec<Holder> = self.observed()?.holders().values().copied().collect();
-        self.retired.extend(observed.iter().map(|holder| (holder.mark, Ipv4Addr::from(holder.address))));
-        self.retired.retain(|mark, _| busy.contains(mark));
-        for (_, holder) in holders.values() {
-            self.retired.remove(&holder.mark);
+    ) -> Result<BTreeMap<Mac, Holder>, ReconcileError> {
+        let mut known: BTreeMap<Mac, Holder> = holders.values().copied().collect();
+        let marks: BTreeSet<u8> = known.values().map(|holder| holder.mark).collect();
+        for (mac, holder) in self.observed()?.holders() {
+            if busy.contains(&holder.mark) && !marks.contains(&holder.mark) {
+                known.entry(*mac).or_insert(*holder);
+            }
         }
-        Ok(())
+        Ok(known)
     }
 
     /// Rules and routes.
     async fn ensure_way_back(
         &mut self,
-        holders: &BTreeMap<String, (Mac, Holder)>,
+        holders: &BTreeMap<Mac, Holder>,
         roles: &Roles,
     ) -> Result<(), ReconcileError> {
-        let mut by_mark = self.retired.clone();
-        by_mark.extend(holders.values().map(|(_, holder)| (holder.mark, Ipv4Addr::from(holder.address))));
+        let by_mark: BTreeMap<u8, Ipv4Addr> =
+            holders.values().map(|holder| (holder.mark, holder.address.into())).collect();
         let wanted = return_path::State::wanted(&by_mark, &roles.pods, &self.return_path)?;
         for operation in return_path::ensure(&self.netlink, &self.return_path, &wanted).await? {
             info!(?operation, "changed the way back to a holder");
         }
         Ok(())
-    }
-
-    /// Endpoints and holders.
-    fn recognise(
-        &mut self,
-        wanted: &Wanted,
-        holders: &BTreeMap<String, (Mac, Holder)>,
-    ) -> Result<(), ReconcileError> {
-        let macs = holders.values().copied().collect();
-        let operations = plan::recognition(&macs, &wanted_endpoints(wanted, holders), self.observed()?);
-        self.apply(&operations)
     }
 
     /// The ports that this node serves.
@@ -223,6 +216,12 @@ impl Reconciler {
                 }
             }
         }
+        if !self.is_tidy {
+            let orphans = plan::orphans(self.observed()?);
+            self.apply(&orphans)?;
+            done += orphans.len();
+            self.is_tidy = true;
+        }
         if done > 0 {
             info!(changes = done, ports = wanted.len(), "brought the served ports up to date");
         }
@@ -234,7 +233,7 @@ impl Reconciler {
         &mut self,
         wanted: &BTreeMap<ServiceKey, WantedService>,
     ) -> Result<Vec<ServiceKey>, MapsError> {
-        let known: Vec<ServiceKey> = self.observed()?.services().keys().copied().collect();
+        let known: Vec<ServiceKey> = self.observed()?.served().copied().collect();
         let gone = known.into_iter().filter(|key| !wanted.contains_key(key));
         let new = wanted.iter().filter(|(key, service)| self.reached.get(*key) != Some(service));
         Ok(gone.chain(new.map(|(key, _)| *key)).collect())

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, error, info};
 
 /// What the loop needs to know.
@@ -71,9 +71,14 @@ impl Agent {
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
         let mut manifests = Watch::new(&self.manifests, crate::source::watch::Timing::default())?;
-        let mut period = interval(self.period);
-        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut memory = Memory::default();
+        // Which marks connections carry must be known before one is taken from a holder or given to another.
+        match finished(&mut Some(self.sweep())).await {
+            Ok(swept) => memory.busy = swept.marks,
+            Err(error) => error!("sweep: {error:#}"),
+        }
+        let mut period = interval_at(Instant::now() + self.period, self.period);
+        period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
         loop {
             let is_done = self.pass(&mut reconciler, &mut memory).await;

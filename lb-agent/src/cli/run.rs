@@ -95,19 +95,19 @@ pub struct Args {
 #[command(next_help_heading = "Limits")]
 struct LimitArgs {
     /// Established connections; each takes about 200 bytes while it lasts
-    #[arg(long, env = "LB_MAX_FLOWS", value_name = "N", default_value_t = limits::FLOWS)]
+    #[arg(long, env = "LB_MAX_FLOWS", value_name = "N", default_value_t = limits::FLOWS, value_parser = clap::value_parser!(u32).range(1..))]
     max_flows: u32,
     /// Connections in a handshake; about 250 bytes each, allocated at start
-    #[arg(long, env = "LB_MAX_HANDSHAKES", value_name = "N", default_value_t = limits::HANDSHAKES)]
+    #[arg(long, env = "LB_MAX_HANDSHAKES", value_name = "N", default_value_t = limits::HANDSHAKES, value_parser = clap::value_parser!(u32).range(1..))]
     max_handshakes: u32,
     /// Served ports
-    #[arg(long, env = "LB_MAX_SERVICES", value_name = "N", default_value_t = limits::SERVICES)]
+    #[arg(long, env = "LB_MAX_SERVICES", value_name = "N", default_value_t = limits::SERVICES, value_parser = clap::value_parser!(u32).range(1..))]
     max_services: u32,
     /// Endpoints of all served ports together
-    #[arg(long, env = "LB_MAX_BACKENDS", value_name = "N", default_value_t = limits::BACKENDS)]
+    #[arg(long, env = "LB_MAX_BACKENDS", value_name = "N", default_value_t = limits::BACKENDS, value_parser = clap::value_parser!(u32).range(1..))]
     max_backends: u32,
     /// Endpoints that are recognised: those of this node's Services, and this node's own
-    #[arg(long, env = "LB_MAX_ENDPOINTS", value_name = "N", default_value_t = limits::ENDPOINTS)]
+    #[arg(long, env = "LB_MAX_ENDPOINTS", value_name = "N", default_value_t = limits::ENDPOINTS, value_parser = clap::value_parser!(u32).range(1..))]
     max_endpoints: u32,
 }
 

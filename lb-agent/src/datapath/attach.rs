@@ -151,11 +151,12 @@ impl Hooks {
             }
         }
         // After the programs are in place on the hook in use: none of ours on the other one, or elsewhere.
-        match self.hook {
-            Hook::Tcx => clsact::remove_all(&self.netlink, &self.state).await?,
-            Hook::Clsact => tcx::remove_pins(&self.pins, &[])?,
+        let (on_tcx, on_clsact) = match self.hook {
+            Hook::Tcx => (devices, &[][..]),
+            Hook::Clsact => (&[][..], devices),
         };
-        tcx::remove_pins(&self.pins, if self.hook == Hook::Tcx { devices } else { &[] })?;
+        clsact::remove_all(&self.netlink, &self.state, on_clsact).await?;
+        tcx::remove_pins(&self.pins, on_tcx)?;
         Ok(done)
     }
 
@@ -165,7 +166,7 @@ impl Hooks {
     /// The first thing that could not be done.
     pub async fn remove(&self) -> Result<Vec<String>, AttachError> {
         let mut removed = tcx::remove_pins(&self.pins, &[])?;
-        removed.extend(clsact::remove_all(&self.netlink, &self.state).await?);
+        removed.extend(clsact::remove_all(&self.netlink, &self.state, &[]).await?);
         Ok(removed)
     }
 }

@@ -137,10 +137,15 @@ async fn filters(
 }
 
 fn is_ours(message: &TcMessage, direction: Direction) -> bool {
-    // The upper half of `tcm_info` is the priority.
-    message.header.info >> 16 == u32::from(PRIORITY) && options(message).any(|option| {
+    priority(message) == PRIORITY && options(message).any(|option| {
         matches!(option, TcOption::Bpf(TcFilterBpfOption::ProgName(name)) if name.starts_with(direction.program()))
     })
+}
+
+/// The upper half of `tcm_info`.
+fn priority(message: &TcMessage) -> u16 {
+    let [high, low, _, _] = message.header.info.to_be_bytes();
+    u16::from_be_bytes([high, low])
 }
 
 fn program_id(message: &TcMessage) -> Option<u32> {
@@ -157,19 +162,24 @@ fn options(message: &TcMessage) -> impl Iterator<Item = &TcOption> {
     })
 }
 
-/// Takes our filters off every interface, and the qdiscs that we added, unless others use them. Answers what went.
+/// Takes our filters off every interface but these, and the qdiscs that we added, unless others use them. Answers what
+/// went.
 pub(super) async fn remove_all(
     netlink: &rtnetlink::Handle,
     state: &Path,
+    keep: &[Device],
 ) -> Result<Vec<String>, AttachError> {
     let mut removed = Vec::new();
     let interfaces = nix::net::if_::if_nameindex().map_err(failed("interfaces", "list"))?;
     for interface in &interfaces {
+        if keep.iter().any(|device| device.index == interface.index()) {
+            continue;
+        }
         let name = interface.name().to_string_lossy().into_owned();
         let mut others = false;
         for direction in Direction::ALL {
             for message in filters(netlink, interface.index(), direction).await? {
-                if program_id(&message).is_none() {
+                if priority(&message) == PRIORITY && program_id(&message).is_none() {
                     // Each priority also has a line of its own, without a program.
                     continue;
                 }

@@ -49,6 +49,8 @@ type Endpoint = (Ipv4Addr, u16);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     services: BTreeMap<ServiceKey, Service>,
+    /// Keys whose value cannot be right: the id is out of range, or another service's. We never write such.
+    strays: BTreeSet<ServiceKey>,
     /// By service id.
     rings: BTreeMap<u32, Vec<u32>>,
     /// By id; slot 0 is never used.
@@ -86,13 +88,18 @@ impl Observed {
             ..Self::default()
         };
         for (key, service) in services {
-            observed.note(&Operation::SetService(key, service));
+            if observed.free_services.contains(&service.id) {
+                observed.note(&Operation::SetService(key, service));
+            } else {
+                observed.strays.insert(key);
+            }
         }
-        let ids = 1..u32::try_from(observed.slots.len()).unwrap_or(u32::MAX);
-        for id in ids {
-            let backend = observed.slots[id as usize];
-            observed.free_slots.insert(id);
-            observed.note(&Operation::SetBackend(id, backend));
+        for (id, backend) in (0..).zip(&observed.slots).skip(1) {
+            if backend.state() == BackendState::Absent {
+                observed.free_slots.insert(id);
+            } else {
+                observed.used.entry(backend.service).or_default().insert(endpoint_of(backend), id);
+            }
         }
         Ok(observed)
     }
@@ -131,9 +138,11 @@ impl Observed {
             Operation::ClearStats(_) => {}
             Operation::SetService(key, service) => {
                 self.free_services.remove(&service.id);
+                self.strays.remove(key);
                 self.services.insert(*key, *service);
             }
             Operation::RemoveService(key) => {
+                self.strays.remove(key);
                 if let Some(service) = self.services.remove(key) {
                     self.rings.remove(&service.id);
                     self.free_services.insert(service.id);
@@ -165,6 +174,7 @@ impl Observed {
         let before = std::mem::replace(slot, backend);
         if before.state() != BackendState::Absent
             && let Some(of_service) = self.used.get_mut(&before.service)
+            && of_service.get(&endpoint_of(&before)) == Some(&id)
         {
             of_service.remove(&endpoint_of(&before));
             if of_service.is_empty() {
@@ -179,9 +189,9 @@ impl Observed {
         }
     }
 
-    /// The ports that are served now.
-    pub fn services(&self) -> &BTreeMap<ServiceKey, Service> {
-        &self.services
+    /// The ports that are served now, rightly or not.
+    pub fn served(&self) -> impl Iterator<Item = &ServiceKey> {
+        self.services.keys().chain(&self.strays)
     }
 
     /// The holders that are recognised now.
@@ -208,6 +218,9 @@ pub struct Plan {
 pub fn service(key: &ServiceKey, wanted: Option<&WantedService>, observed: &Observed) -> Plan {
     let known = observed.services.get(key);
     match (wanted, known) {
+        (None, None) if observed.strays.contains(key) => {
+            Plan { operations: vec![Operation::RemoveService(*key)], problems: Vec::new() }
+        }
         (None, None) => Plan::default(),
         (None, Some(known)) => remove(key, known, observed),
         (Some(wanted), known) => serve(key, wanted, known, observed),
@@ -279,6 +292,22 @@ fn serve(key: &ServiceKey, wanted: &WantedService, known: Option<&Service>, obse
     }
     plan.operations.append(&mut after);
     plan
+}
+
+/// Frees slots that no table can name: of a service that is not there (its agent died between two operations), or
+/// an endpoint's second one. Only after the services are planned, which may still take them up.
+pub fn orphans(observed: &Observed) -> Vec<Operation> {
+    let services: BTreeSet<u32> = observed.services.values().map(|service| service.id).collect();
+    let owner = |backend: &Backend| {
+        let of_service = observed.used.get(&backend.service).filter(|_| services.contains(&backend.service));
+        of_service.and_then(|used| used.get(&endpoint_of(backend))).copied()
+    };
+    (0..)
+        .zip(&observed.slots)
+        .skip(1)
+        .filter(|(id, backend)| backend.state() != BackendState::Absent && owner(backend) != Some(*id))
+        .map(|(id, backend)| Operation::SetBackend(id, absent(backend)))
+        .collect()
 }
 
 /// The slot's next content. An endpoint that keeps its slot keeps its generation, and so its flows.
@@ -450,6 +479,38 @@ mod tests {
         perform(&mut observed, &plan);
         assert_eq!((observed.free_slots.len(), observed.free_services.len()), (8, 4));
         assert!(observed.used.is_empty() && observed.services.is_empty());
+    }
+
+    /// As a kill between two operations leaves it, or a stranger's write.
+    #[test]
+    fn what_nothing_names_is_freed_and_what_cannot_be_right_is_replaced() {
+        let mut observed = empty(8);
+        let one = wanted(&[backend(1, WantedState::Active)]);
+        let plan = service(&key(), Some(&one), &observed);
+        perform(&mut observed, &plan);
+        assert_eq!(orphans(&observed), []);
+        let slot = |service, last| {
+            let address = Ipv4Addr::new(10, 32, 0, last).into();
+            Backend::new(service, 7, address, Port::new(8080), BackendState::Active, false)
+        };
+        observed.note(&Operation::SetBackend(5, slot(99, 1)));
+        observed.note(&Operation::SetBackend(6, slot(99, 1)));
+        let freed = Plan { operations: orphans(&observed), problems: Vec::new() };
+        assert_eq!(freed.operations.len(), 2);
+        perform(&mut observed, &freed);
+        assert_eq!((observed.slots[5].generation, observed.free_slots.len()), (7, 7));
+        assert_eq!(orphans(&observed), []);
+
+        let stray = ServiceKey::new(Ipv4Addr::new(192, 0, 2, 9).into(), Port::new(1), Protocol::UDP);
+        observed.strays.insert(stray);
+        assert!(observed.served().any(|key| *key == stray));
+        let replaced = service(&stray, Some(&one), &observed);
+        assert!(replaced.operations.iter().any(|o| matches!(o, Operation::SetService(_, s) if s.id == 1)));
+        let plan = service(&stray, None, &observed);
+        assert_eq!(plan.operations, [Operation::RemoveService(stray)]);
+        perform(&mut observed, &plan);
+        assert!(observed.served().all(|key| *key != stray));
+        assert_eq!(observed.free_services.len(), 3, "a stray owns no id");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use lb_common::addr::Protocol;
 use lb_common::backend::Backend;
 use lb_common::config::Timeouts;
 use lb_common::flow::{Flow, FlowKey, Reply, ReplyKind, State};
+use lb_common::mark::MAX_HOLDERS;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a sweep found.
@@ -60,6 +61,8 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
             swept.marks.insert(reply.mark);
         }
     }
+    // What is read back from a map may be anything.
+    swept.marks.retain(|mark| (1..=MAX_HOLDERS).contains(mark));
     Ok(swept)
 }
 

@@ -1,0 +1,9 @@
+//! The agent's life on the nodes of a testbed: started, stopped, killed, upgraded, starved, flooded, lied to, cleaned up.
+//! Needs root and what `cargo xtask setup` installs.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, like the tests themselves")]
+
+mod clients;
+mod node;
+mod restart;
+mod world;
