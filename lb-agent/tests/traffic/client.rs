@@ -186,10 +186,11 @@ impl Asker {
 }
 
 /// Why a connection or a datagram failed, as the kernel has it.
+pub(crate) fn failure<T: std::fmt::Debug>(outcome: Result<T>) -> io::Error {
+    outcome.expect_err("it must fail").downcast().unwrap()
+}
+
+/// The kind of that.
 pub(crate) fn kind<T: std::fmt::Debug>(outcome: Result<T>) -> ErrorKind {
-    let error = outcome.expect_err("it must fail");
-    match error.chain().find_map(|cause| cause.downcast_ref::<io::Error>()) {
-        Some(error) => error.kind(),
-        None => panic!("{error:#}"),
-    }
+    failure(outcome).kind()
 }

@@ -41,7 +41,12 @@ impl Echo {
 
     /// The same for UDP.
     pub(crate) fn udp(host: &Host, port: u16) -> Self {
-        let socket = host.enter(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?)).unwrap();
+        Self::udp_at(host, SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))
+    }
+
+    /// On one address only, which it then answers from: a node has several.
+    pub(crate) fn udp_at(host: &Host, address: SocketAddrV4) -> Self {
+        let socket = host.enter(|| Ok(UdpSocket::bind(address)?)).unwrap();
         Self::start(host, Socket::Udp(socket))
     }
 

@@ -13,4 +13,14 @@ mod client;
 mod echo;
 mod world;
 
+mod address;
+mod bytes;
+mod collisions;
+mod counters;
+mod endpoints;
 mod holders;
+mod moving;
+mod not_ours;
+mod ports;
+mod refusal;
+mod tcp_life;

@@ -17,6 +17,8 @@ use testbed::{Node, Options, Pod, Process, Testbed, wait};
 
 /// How long anything may take that takes milliseconds on an idle machine.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
+/// How long agents may take to start: a second on an idle machine, which checks the packet program.
+const START: Duration = Duration::from_secs(60);
 /// An address of n1, which most tests serve.
 pub(crate) const V: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 101);
 /// An address of n2.
@@ -50,8 +52,10 @@ pub(crate) fn build() -> Builder {
         agent: Some(env!("CARGO_BIN_EXE_lb-agent").into()),
         ..Options::default()
     };
-    // Small tables: dozens of agents run at the same time. Short periods: a sweep each second.
-    Builder { options, agent: vec!["--max-handshakes", "1024", "--max-flows", "10000", "--period", "1"] }
+    // Short periods: a sweep each second. Small tables, since it reads them all.
+    let tables = ["--max-flows=10000", "--max-handshakes=1000", "--max-services=50", "--max-backends=500"];
+    let agent = [&["--period=1", "--max-endpoints=500"], &tables[..]].concat();
+    Builder { options, agent }
 }
 
 impl Builder {
@@ -88,7 +92,7 @@ impl Builder {
             .map(|node| testbed.start_agent(node.number(), &self.agent).unwrap())
             .collect();
         let world = World { agents, testbed };
-        world.settle();
+        world.await_settled(START);
         world
     }
 }
@@ -113,7 +117,11 @@ impl World {
 
     /// Waits until every node's maps hold what the cluster's state asks of them.
     pub(crate) fn settle(&self) {
-        wait::until("the agents do what the manifests say", SOON, || {
+        self.await_settled(SOON);
+    }
+
+    fn await_settled(&self, limit: Duration) {
+        wait::until("the agents do what the manifests say", limit, || {
             self.testbed.nodes().iter().try_for_each(|node| {
                 self.is_settled(node).with_context(|| format!("{} is not there yet", node.name()))
             })
