@@ -60,6 +60,18 @@ impl Captured {
     /// # Errors
     /// When tshark cannot be run or does not like the filter.
     pub fn packets(&self, filter: &str) -> Result<Vec<String>> {
+        self.tshark(filter, &[])
+    }
+
+    /// One field of tshark's (`ip.len`) of each packet that matches.
+    ///
+    /// # Errors
+    /// As [`Captured::packets`].
+    pub fn field(&self, filter: &str, field: &str) -> Result<Vec<String>> {
+        self.tshark(filter, &["-T", "fields", "-e", field])
+    }
+
+    fn tshark(&self, filter: &str, more: &[&str]) -> Result<Vec<String>> {
         let output = Command::new("tshark")
             .arg("-n")
             .args(
@@ -70,6 +82,7 @@ impl Captured {
             .arg("-r")
             .arg(&self.file)
             .args(["-Y", filter])
+            .args(more)
             .output()
             .context("cannot run tshark")?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -83,9 +96,11 @@ impl Captured {
     /// # Errors
     /// As [`Captured::packets`].
     pub fn bad_checksums(&self) -> Result<Vec<String>> {
-        // 0 is "bad" in tshark's enumeration.
+        // 0 is "bad" in tshark's enumeration. It calls 0xffff bad where 0 is right, which sum up the same, and the kernel
+        // writes 0xffff for TCP as well (skb_checksum_help, CSUM_MANGLED_0).
         self.packets(
-            "ip.checksum.status == 0 || tcp.checksum.status == 0 || udp.checksum.status == 0 || icmp.checksum.status == 0",
+            "ip.checksum.status == 0 || (tcp.checksum.status == 0 && tcp.checksum != 0xffff) || \
+             udp.checksum.status == 0 || icmp.checksum.status == 0",
         )
     }
 }
