@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error, info};
 
 /// What the loop needs to know.
@@ -77,7 +77,7 @@ impl Agent {
             Ok(swept) => memory.busy = swept.marks,
             Err(error) => error!("sweep: {error:#}"),
         }
-        let mut period = interval_at(Instant::now() + self.period, self.period);
+        let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
         loop {
