@@ -1,6 +1,6 @@
 //! Replies by the backend's 5-tuple: what becomes of a packet that a backend sends.
 
-use crate::{config, flow, parse::Tcp};
+use crate::{config, flow, holder, parse::Tcp};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{HashMap, LruHashMap},
@@ -107,15 +107,16 @@ pub(crate) fn forget_stale(key: &FlowKey) {
 /// of one client port that lead to one backend would be the same 5-tuple there.
 #[inline(always)]
 pub(crate) fn is_free(key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
-    is_free_in(established(key), owner, now) && is_free_in(handshake(key), owner, now)
+    is_free_in(established(key), key, owner, now) && is_free_in(handshake(key), key, owner, now)
 }
 
 #[inline(always)]
-fn is_free_in(entry: Option<Entry>, owner: &FlowKey, now: u32) -> bool {
+fn is_free_in(entry: Option<Entry>, key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
     let Some(entry) = entry else { return true };
     let reply = entry.get();
     match reply.kind() {
-        ReplyKind::Mark => !is_live(&reply, owner.protocol, now),
+        // Or its holder has let go of it: the address may have moved here, and its connections with it.
+        ReplyKind::Mark => !is_live(&reply, owner.protocol, now) || !holder::forwards(key, reply.mark),
         ReplyKind::Translate => {
             let other = owner.with_destination(reply.address, reply.port);
             other == *owner || !flow::is_live(&other, now)
