@@ -18,6 +18,9 @@ use lb_common::{
     service::Service,
 };
 
+/// What every overlay takes, bytes of an IP packet (RFC 8200's minimum): no need to ask.
+const SMALL: u16 = 1280;
+
 /// A packet that came in.
 #[inline(always)]
 pub(crate) fn ingress(packet: &Packet<'_>) -> Outcome {
@@ -113,6 +116,14 @@ fn to_service(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Pl
 #[inline(always)]
 fn to_backend(packet: &Packet<'_>, parsed: &Parsed, backend: &Backend, path: Path) -> Step<Plan> {
     if path == Path::Stack {
+        // The stack's own "fragmentation needed" would quote the backend's address, which no socket of the client knows.
+        if parsed.ip.dont_fragment()
+            && parsed.ip.total_length > SMALL
+            && let forward::Route::TooBig { mtu } =
+                forward::route(packet, parsed, parsed.key.source, backend.address)
+        {
+            return too_big(mtu);
+        }
         return through_stack(backend);
     }
     match forward::route(packet, parsed, parsed.key.source, backend.address) {

@@ -11,6 +11,11 @@ use lb_common::flow::{Flow, FlowKey, Reply, ReplyKind, State};
 use lb_common::mark::MAX_HOLDERS;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// How long a flow whose backend is gone stays after its last packet, in seconds. Where not the backend has gone but the
+/// address, to another node, its backend goes on answering through here until the client's next packet has shown the
+/// new holder the connection; a client that only listens sends none unless it hears something.
+const LINGER: u32 = 10;
+
 /// What a sweep found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -68,7 +73,8 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
 
 fn is_over(key: &FlowKey, flow: &Flow, backends: &[Backend], timeouts: &Timeouts, now: u32) -> bool {
     let serves = backends.get(flow.backend as usize).is_some_and(|backend| backend.serves(flow.generation));
-    !serves || is_idle(key.protocol, flow.state(), flow.last_seen, timeouts, now)
+    let is_left = !serves && now.saturating_sub(flow.last_seen) > LINGER;
+    is_left || is_idle(key.protocol, flow.state(), flow.last_seen, timeouts, now)
 }
 
 fn is_orphan(key: &FlowKey, reply: &Reply, alive: &BTreeSet<FlowKey>, timeouts: &Timeouts, now: u32) -> bool {

@@ -6,7 +6,7 @@ use crate::echo::Echo;
 use crate::world::{Builder, HOLDER, SOON, V, at, build};
 use std::collections::BTreeSet;
 use testbed::cluster::Service;
-use testbed::{dns, http, server, wait};
+use testbed::{Pod, dns, http, server, wait};
 
 /// A9 and A10 as well: no answer leaves with a pod's address, and each path is tried by itself.
 fn pods_see_the_client(builder: Builder) {
@@ -20,17 +20,13 @@ fn pods_see_the_client(builder: Builder) {
 
     let at_client = client.capture("eth0", "ip").unwrap();
     let at_pods = pods.each_ref().map(|pod| pod.capture("eth0", "ip").unwrap());
-    let endpoints = pods.each_ref().map(|pod| pod.endpoint());
+    let endpoints = pods.each_ref().map(Pod::endpoint);
     for endpoints in [&endpoints[..1], &endpoints[1..], &endpoints[..]] {
         world.endpoints("web", endpoints);
         let mut names = BTreeSet::new();
         for _ in 0..30 {
-            let stream = crate::client::connect_from(
-                client,
-                (std::net::Ipv4Addr::UNSPECIFIED, 0),
-                at(V, 80),
-                SOON,
-            );
+            let stream =
+                crate::client::connect_from(client, (std::net::Ipv4Addr::UNSPECIFIED, 0), at(V, 80), SOON);
             let (seen, own) = ask_nginx(stream.unwrap());
             assert_eq!(seen, own);
             names.insert(http::get(client, at(V, 80), "/", SOON).unwrap());
@@ -110,7 +106,7 @@ fn every_node_s_pod_sees_the_port_that_the_client_has_bound() {
     let world = build().start();
     let pods = [1, 2, 3].map(|node| world.pod(node, &format!("pod-{node}")));
     let echoes = pods.each_ref().map(|pod| Echo::tcp(pod, 8080));
-    world.serve("web", Service::new("web", V).tcp(80, 8080), &pods.each_ref().map(|pod| pod.endpoint()));
+    world.serve("web", Service::new("web", V).tcp(80, 8080), &pods.each_ref().map(Pod::endpoint));
     let ports = 42_000..42_060;
     for port in ports.clone() {
         let talk = Talk::from_port(world.testbed.client(), port, at(V, 80)).unwrap();

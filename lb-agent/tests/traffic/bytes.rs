@@ -75,7 +75,7 @@ fn a_datagram_too_big_for_the_overlay_is_answered_with_its_mtu() {
         client.run(&["ip", "route", "flush", "cache"]).unwrap();
         let asker = Asker::new(client, at(V, 53));
         let told = failure(asker.ask(&"x".repeat(FULL + 1)));
-        assert_eq!(told.raw_os_error(), Some(nix::libc::EMSGSIZE), "{told}");
+        assert_eq!(told.raw_os_error(), Some(libc::EMSGSIZE), "{told}");
         let route = client.run(&["ip", "route", "get", &V.to_string()]).unwrap();
         assert!(route.contains("mtu 1450"), "{route}");
         asker.ask(&"x".repeat(FULL)).unwrap();

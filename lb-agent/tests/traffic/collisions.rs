@@ -3,16 +3,20 @@
 use crate::client::{Talk, connect_from, kind};
 use crate::echo::Echo;
 use crate::world::{HOLDER, SOON, V, V2, V3, World, at, world};
+use anyhow::ensure;
+use lb_common::reason::Reason;
 use std::io::ErrorKind;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::thread;
 use std::time::Duration;
 use testbed::cluster::{Endpoint, Service};
-use testbed::wait;
+use testbed::{Pod, wait};
 
 const PORT: u16 = 40_000;
+const ANY: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
 /// The same endpoints behind port 80 of two addresses.
-fn serve_twice(world: &World, addresses: [std::net::Ipv4Addr; 2], endpoints: &[Endpoint]) {
+fn serve_twice(world: &World, addresses: [Ipv4Addr; 2], endpoints: &[Endpoint]) {
     for (name, address) in ["first", "second"].into_iter().zip(addresses) {
         world.serve(name, Service::new(name, address).tcp(80, 8080), endpoints);
     }
@@ -41,13 +45,43 @@ fn one_client_port_to_two_addresses_of_one_pod_is_refused_the_second_time() {
     }
 }
 
+/// A1 in UDP: one socket asks both addresses. The second question would be the first one's at the pod, and its answer
+/// would come from the wrong address; it is refused.
+#[test]
+fn one_udp_socket_to_two_addresses_of_one_pod_is_refused_the_second_time() {
+    let world = world();
+    let pod = world.pod(2, "pod");
+    let echo = Echo::udp(&pod, 5353);
+    for (name, address) in [("first", V), ("second", V3)] {
+        world.serve(name, Service::new(name, address).udp(53, 5353), &[pod.endpoint()]);
+    }
+    let socket = world.testbed.client().enter(|| Ok(UdpSocket::bind(at(ANY, PORT))?)).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let mut buffer = [0; 100];
+    let mut ask = |address| {
+        socket.send_to(b"x", at(address, 53)).unwrap();
+        socket.recv_from(&mut buffer).unwrap().1
+    };
+    assert_eq!(ask(V), at(V, 53).into());
+    socket.send_to(b"y", at(V3, 53)).unwrap();
+    wait::until("the second question is refused", SOON, || {
+        let outcomes = world.maps(HOLDER)?.outcomes()?;
+        let refused = outcomes.get(&Reason::RejectCollision).map_or(0, |outcome| outcome.packets);
+        ensure!(refused == 1, "{refused} refused");
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(ask(V), at(V, 53).into());
+    assert_eq!(echo.seen().len(), 2);
+}
+
 /// A1 with another pod: the second connection goes there.
 #[test]
 fn one_client_port_to_two_addresses_of_two_pods_finds_the_other_pod() {
     let world = world();
     let pods = [world.pod(2, "remote"), world.pod(HOLDER, "local")];
     let _servers = pods.each_ref().map(|pod| Echo::tcp(pod, 8080));
-    serve_twice(&world, [V, V3], &pods.each_ref().map(|pod| pod.endpoint()));
+    serve_twice(&world, [V, V3], &pods.each_ref().map(Pod::endpoint));
     let client = world.testbed.client();
     for port in PORT..PORT + 20 {
         let mut first = Talk::from_port(client, port, at(V, 80)).unwrap();
@@ -70,8 +104,7 @@ fn one_client_port_through_two_holders_to_one_pod_belongs_to_the_first() {
         serve_twice(&world, [V, V2], &[pod.endpoint()]);
         let client = world.testbed.client();
         let mut first = Talk::from_port(client, PORT, at(V, 80)).unwrap();
-        let any = std::net::Ipv4Addr::UNSPECIFIED;
-        let second = connect_from(client, (any, PORT), at(V2, 80), Duration::from_millis(1500));
+        let second = connect_from(client, (ANY, PORT), at(V2, 80), Duration::from_millis(1500));
         second.expect_err("the second connection must not get through");
         first.check("undisturbed").unwrap();
         assert_eq!(echo.seen().len(), 1, "the pod on n{node} accepted the second");
@@ -115,13 +148,17 @@ fn a_repeated_syn_keeps_its_backend() {
             (0..CLIENTS).map(|_| scope.spawn(|| Talk::open(client, at(V, 80)).unwrap())).collect();
         wait::until("every SYN-ACK was lost once", SOON, || {
             let lost = client.run(&["nft", "list", "counter", "ip", "lossy", "lost"])?;
-            let count: usize =
-                lost.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap_or("0").parse()?;
-            anyhow::ensure!(count >= CLIENTS, "{lost}");
+            let count: usize = lost
+                .split_whitespace()
+                .skip_while(|word| *word != "packets")
+                .nth(1)
+                .unwrap_or("0")
+                .parse()?;
+            ensure!(count >= CLIENTS, "{lost}");
             Ok(())
         })
         .unwrap();
-        let all: Vec<_> = others.iter().chain([&first]).map(|pod| pod.endpoint()).collect();
+        let all: Vec<_> = others.iter().chain([&first]).map(Pod::endpoint).collect();
         world.endpoints("web", &all);
         client.run(&["nft", "delete", "table", "ip", "lossy"]).unwrap();
         for talk in talks {

@@ -172,7 +172,7 @@ fn reset(stream: &TcpStream) -> Result<()> {
 
 /// From now on the last close of the socket is an RST.
 pub(crate) fn abandon(stream: &TcpStream) -> Result<()> {
-    Ok(setsockopt(stream, sockopt::Linger, &nix::libc::linger { l_onoff: 1, l_linger: 0 })?)
+    Ok(setsockopt(stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?)
 }
 
 /// Bytes that repeat nowhere near: a lost, doubled or moved piece shows.

@@ -2,10 +2,10 @@
 
 use crate::client::{Asker, Talk, kind};
 use crate::echo::Echo;
-use crate::world::{HOLDER, SOON, V, World, at, world};
+use crate::world::{HOLDER, SOON, V, World, at, build, world};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
-use testbed::cluster::Service;
+use testbed::cluster::{Endpoint, Service};
 use testbed::{Pod, wait};
 
 fn web() -> Service {
@@ -65,7 +65,7 @@ fn an_established_connection_stays_with_a_backend_that_is_not_ready_any_more() {
         (
             "the first has stopped serving",
             vec![
-                testbed::cluster::Endpoint { serving: false, ..one.clone().terminating() },
+                Endpoint { serving: false, ..one.clone().terminating() },
                 two.clone().not_ready(),
                 three.clone(),
             ],
@@ -172,4 +172,29 @@ fn a_sender_that_never_stops_is_refused_while_nobody_is_there_and_keeps_no_dead_
     .unwrap();
     world.endpoints("dns", &[two.endpoint()]);
     assert_eq!(asker.ask("x").unwrap().pod, "two");
+}
+
+/// D3, D4: what is called ready gets connections even while it terminates (`publishNotReadyAddresses`); and where nobody
+/// is ready, an operator may choose that those who terminate but still serve do, but never those who do not serve.
+#[test]
+fn who_terminates_gets_connections_where_it_is_ready_or_the_last_to_serve() {
+    let world = build().terminating_fallback().start();
+    let pods = pods(&world, |pod| Echo::tcp(pod, 8080));
+    let [one, two, three] = [0, 1, 2].map(|n| pods[n].0.endpoint());
+    let not_serving = |endpoint: Endpoint| Endpoint { serving: false, ..endpoint.terminating() };
+    let stages = [
+        (vec![Endpoint { terminating: true, ..one.clone() }, two.clone().terminating()], Some("pod-1")),
+        (vec![one.clone().not_ready(), two.terminating(), not_serving(three.clone())], Some("pod-2")),
+        (vec![one.not_ready(), not_serving(three)], None),
+    ];
+    for (endpoints, expected) in stages {
+        world.serve("web", web(), &endpoints);
+        for _ in 0..20 {
+            let talk = Talk::open(world.testbed.client(), at(V, 80));
+            match expected {
+                Some(pod) => assert_eq!(talk.unwrap().pod, pod),
+                None => assert_eq!(kind(talk), ErrorKind::ConnectionRefused),
+            }
+        }
+    }
 }

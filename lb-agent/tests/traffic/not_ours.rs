@@ -24,12 +24,16 @@ fn ping(host: &Host, address: Ipv4Addr) -> Result<()> {
     host.sysctls(&[("ipv4/ping_group_range", "0 0")])?;
     host.enter(|| {
         let icmp = SockProtocol::Icmp;
-        let socket = UdpSocket::from(socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, icmp)?);
+        let socket =
+            UdpSocket::from(socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, icmp)?);
         socket.connect((address, 0))?;
         socket.set_read_timeout(Some(SOON))?;
         socket.send(&[8, 0, 0, 0, 0, 0, 0, 1, b'p', b'i', b'n', b'g'])?;
         let mut answer = [0; 12];
-        ensure!(socket.recv(&mut answer)? == answer.len() && answer[0] == 0 && answer.ends_with(b"ping"), "{answer:?}");
+        ensure!(
+            socket.recv(&mut answer)? == answer.len() && answer[0] == 0 && answer.ends_with(b"ping"),
+            "{answer:?}"
+        );
         Ok(())
     })
 }

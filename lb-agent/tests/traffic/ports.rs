@@ -25,7 +25,8 @@ fn every_port_leads_to_its_own_target() {
     world.serve("second", Service::new("second", V).tcp(8080, 8080).udp(80, 9), &[two.endpoint()]);
     world.serve("third", Service::new("third", V3).tcp(80, 8080), &[two.endpoint()]);
     let client = world.testbed.client();
-    for (address, port, pod) in [(V, 80, "one"), (V, 443, "one"), (V, 53, "one"), (V, 8080, "two"), (V3, 80, "two")]
+    for (address, port, pod) in
+        [(V, 80, "one"), (V, 443, "one"), (V, 53, "one"), (V, 8080, "two"), (V3, 80, "two")]
     {
         let mut talk = Talk::open(client, at(address, port)).unwrap();
         assert_eq!(talk.pod, pod, "{address}:{port}");
@@ -39,6 +40,38 @@ fn every_port_leads_to_its_own_target() {
     world.settle();
     assert_eq!(kind(Talk::open(client, at(V, 443))), ErrorKind::ConnectionRefused);
     assert_eq!(Talk::open(client, at(V, 8080)).unwrap().pod, "two");
+}
+
+/// D1, D8, D9: nobody says where a pod runs, nor that it is ready: it is, and its address leads to it, on the holder too.
+#[test]
+fn endpoints_without_a_node_are_served_where_they_are() {
+    let world = world();
+    for node in [HOLDER, 2] {
+        let pod = world.pod(node, &format!("pod-{node}"));
+        let (_tcp, _udp) = (Echo::tcp(&pod, 8080), Echo::udp(&pod, 5353));
+        let name = format!("service-{node}");
+        let service = Service::new(&name, V).tcp(80, 8080).udp(53, 5353);
+        world.testbed.cluster().set_service(service).unwrap();
+        let slice = format!(
+            "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {name}-1, labels: {{kubernetes.io/service-name: {name}}}}}
+addressType: IPv4
+ports: [{{name: tcp-80, port: 8080}}, {{name: udp-53, port: 5353, protocol: UDP}}]
+endpoints: [{{addresses: [{}]}}]
+",
+            pod.ip()
+        );
+        world.testbed.cluster().write(&format!("endpoints-{name}.yaml"), &slice).unwrap();
+        world.settle();
+        let client = world.testbed.client();
+        let mut talk = Talk::open(client, at(V, 80)).unwrap();
+        assert_eq!((talk.pod.as_str(), talk.seen_as), (pod.name(), talk.local()));
+        talk.check("hello").unwrap();
+        assert_eq!(Asker::new(client, at(V, 53)).ask("x").unwrap().pod, pod.name());
+        world.testbed.cluster().remove_service(&name).unwrap();
+        world.settle();
+    }
 }
 
 /// D7, D11: a port without a name meets a slice's port without one; a slice whose ports have other names has no backend.

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use testbed::cluster::Service;
 use testbed::{Pod, wait};
 
+/// Ends a connection in some way.
+type End = fn(&mut Talk);
+
 /// A pod on another node and one on the holder behind two Services, timeouts of a second after the end.
 fn start() -> (World, [(u16, Pod, Echo); 2]) {
     let world = build().agent(&["--timeout-closed=1", "--timeout-reset=1"]).start();
@@ -100,7 +103,7 @@ fn a_client_port_can_be_used_again_at_once() {
     let (world, pods) = start();
     let client = world.testbed.client();
     for (port, pod, _) in &pods {
-        let ends: [(&str, fn(&mut Talk)); 4] = [
+        let ends: [(&str, End); 4] = [
             ("the client's FIN", |talk| {
                 talk.stream().shutdown(std::net::Shutdown::Write).unwrap();
                 talk.hear().unwrap();

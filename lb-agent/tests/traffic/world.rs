@@ -32,12 +32,14 @@ pub(crate) const HOLDER: u8 = 1;
 pub(crate) struct World {
     agents: Vec<Process>,
     pub(crate) testbed: Testbed,
+    policy: extend::Options,
 }
 
 /// What may differ between worlds.
 pub(crate) struct Builder {
     options: Options,
     agent: Vec<&'static str>,
+    policy: extend::Options,
 }
 
 /// A world as it usually is.
@@ -55,7 +57,7 @@ pub(crate) fn build() -> Builder {
     // Short periods: a sweep each second. Small tables, since it reads them all.
     let tables = ["--max-flows=10000", "--max-handshakes=1000", "--max-services=50", "--max-backends=500"];
     let agent = [&["--period=1", "--max-endpoints=500"], &tables[..]].concat();
-    Builder { options, agent }
+    Builder { options, agent, policy: extend::Options::default() }
 }
 
 impl Builder {
@@ -83,6 +85,12 @@ impl Builder {
         self
     }
 
+    /// `--terminating-fallback`.
+    pub(crate) fn terminating_fallback(mut self) -> Self {
+        self.policy.terminating_fallback = true;
+        self.agent(&["--terminating-fallback"])
+    }
+
     /// Builds the testbed, starts the agents and waits until all serve.
     pub(crate) fn start(self) -> World {
         let testbed = Testbed::weave(self.options).unwrap();
@@ -91,7 +99,7 @@ impl Builder {
             .iter()
             .map(|node| testbed.start_agent(node.number(), &self.agent).unwrap())
             .collect();
-        let world = World { agents, testbed };
+        let world = World { agents, testbed, policy: self.policy };
         world.await_settled(START);
         world
     }
@@ -142,13 +150,8 @@ impl World {
     fn is_settled(&self, node: &Node) -> Result<()> {
         let objects = manifests::read(self.testbed.cluster().directory())?;
         ensure!(objects.nodes.iter().all(|node| node.weave_mac.is_some()), "a node is not published");
-        let wanted = extend::wanted(
-            node.name(),
-            &objects.nodes,
-            &objects.services,
-            &objects.slices,
-            &extend::Options::default(),
-        );
+        let wanted =
+            extend::wanted(node.name(), &objects.nodes, &objects.services, &objects.slices, &self.policy);
         let maps = self.maps(node.number())?;
         let services = maps.services.all()?;
         ensure!(services.keys().eq(wanted.services.keys()), "it serves {:?}", services.keys());
