@@ -10,7 +10,7 @@ use crate::{
 };
 use core::ops::ControlFlow;
 use lb_common::{
-    flow::{Flow, FlowKey, Path, Reply, ReplyKind, Side, State},
+    flow::{Flow, FlowKey, Path, Reply, ReplyKind, Side, State, Way},
     interface::Interface,
     reason::Reason,
 };
@@ -62,9 +62,9 @@ fn find(key: &FlowKey) -> Option<Found> {
 fn unknown(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
     if roles.is(Interface::OVERLAY)
         && holder::is_own_endpoint(&parsed.key)
-        && let forward::Route::Via { interface, .. } =
+        && let forward::Route::Via(way) =
             forward::route(packet, parsed, parsed.key.source, parsed.key.destination)
-        && crate::interface::is_uplink(interface)
+        && crate::interface::is_uplink(way.interface)
     {
         return drop(Reason::DropReplyUnknown);
     }
@@ -75,17 +75,28 @@ fn unknown(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan>
 #[inline(always)]
 fn to_client(packet: &Packet<'_>, parsed: &Parsed, found: &Found, reply: &Reply) -> Step<Plan> {
     follow(parsed, found, reply)?;
+    if let Some(way) = found.entry.way(forward::wire_length(packet, parsed)) {
+        return redirect(parsed, reply, way);
+    }
     match forward::route(packet, parsed, reply.address, parsed.key.destination) {
-        forward::Route::Via { interface, next_hop } if parsed.ip.ttl > 1 => {
-            ControlFlow::Continue(plan(reply, Exit::redirect(interface, next_hop), Reason::ReplyRedirect))
+        forward::Route::Via(way) => {
+            found.entry.set_way(way);
+            redirect(parsed, reply, way)
         }
-        forward::Route::Via { .. } => drop(Reason::DropTtl),
         // The stack tells the pod, in the pod's terms: the packet has not been translated yet.
         forward::Route::TooBig { .. } if parsed.ip.dont_fragment() => pass(Reason::PassReplyToStack),
         // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
         forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),
     }
+}
+
+#[inline(always)]
+fn redirect(parsed: &Parsed, reply: &Reply, way: Way) -> Step<Plan> {
+    if parsed.ip.ttl <= 1 {
+        return drop(Reason::DropTtl);
+    }
+    ControlFlow::Continue(plan(reply, Exit::redirect(way), Reason::ReplyRedirect))
 }
 
 /// The source becomes the address again.

@@ -5,7 +5,7 @@ use aya_ebpf::{
     bindings::{bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
     helpers::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh},
 };
-use lb_common::{addr::Ipv4, mark};
+use lb_common::{addr::Ipv4, flow::Way, mark};
 
 const AF_INET: u8 = 2;
 
@@ -43,7 +43,7 @@ const _: () = assert!(size_of::<FibParams>() == size_of::<FibLookup>());
 /// What the kernel's routing says.
 pub(crate) enum Route {
     /// Out of a device, to a neighbour of it.
-    Via { interface: u32, next_hop: Ipv4 },
+    Via(Way),
     /// To this node itself.
     Local,
     /// The device's MTU, in bytes of an IP packet, is smaller than the packet.
@@ -82,7 +82,12 @@ pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destinat
     match unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) } {
         // Without a neighbour entry the rest of the answer is complete; `bpf_redirect_neigh` resolves it.
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => {
-            Route::Via { interface: fib.interface, next_hop: fib.destination_or_next_hop }
+            Route::Via(Way {
+                interface: fib.interface,
+                next_hop: fib.destination_or_next_hop,
+                // The MTU; or, from a kernel before 5.12 and without a neighbour, the length that was asked about.
+                passes: fib.length_or_mtu,
+            })
         }
         BPF_FIB_LKUP_RET_NOT_FWDED => Route::Local,
         // The MTU stands here since Linux 5.12, commit e1850ea9bd9e.
@@ -93,7 +98,7 @@ pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destinat
 
 /// The size that must pass the MTU: a GSO packet is cut into segments later.
 #[inline(always)]
-fn wire_length(packet: &Packet<'_>, parsed: &Parsed) -> u16 {
+pub(crate) fn wire_length(packet: &Packet<'_>, parsed: &Parsed) -> u16 {
     let segment = packet.gso_size();
     if segment == 0 {
         return parsed.ip.total_length;

@@ -8,6 +8,8 @@
 mod account;
 mod answer;
 mod backend;
+#[cfg(feature = "bench")]
+mod bench;
 mod clock;
 mod config;
 mod flow;

@@ -23,9 +23,25 @@ const TRIES: u32 = 16;
 /// How far behind the expected acknowledgement a third packet may be: data of a Fast Open server, in bytes.
 const ACK_WINDOW: u32 = 1 << 20;
 
-/// The backend of the packet's connection, and how its packets leave.
+/// What is known of the packet's connection.
+pub(crate) struct Connection {
+    pub(crate) backend: Backend,
+    pub(crate) path: Path,
+    /// An established one, which remembers the way.
+    pub(crate) entry: Option<flow::Entry>,
+}
+
+impl Connection {
+    /// In a handshake still.
+    #[inline(always)]
+    fn young(backend: Backend, path: Path) -> Self {
+        Self { backend, path, entry: None }
+    }
+}
+
+/// The connection that the packet belongs to or begins.
 #[inline(always)]
-pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<(Backend, Path)> {
+pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Connection> {
     if parsed.ip.is_fragment() {
         return drop(Reason::DropFragment);
     }
@@ -34,7 +50,7 @@ pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed, service: Service)
         let known = entry.get();
         if let Some(backend) = serving(&known) {
             entry.sent(Side::Client, parsed.tcp, now);
-            return ControlFlow::Continue((backend, known.path()));
+            return ControlFlow::Continue(Connection { backend, path: known.path(), entry: Some(entry) });
         }
         flow::forget(&parsed.key);
         if !begins(parsed) {
@@ -58,7 +74,7 @@ fn begins(parsed: &Parsed) -> bool {
 
 /// A packet whose connection is not in the flow table: in a handshake, or new here.
 #[inline(always)]
-fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
+fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u32) -> Step<Connection> {
     if let Some(entry) = flow::handshake(&parsed.key) {
         let known = entry.get();
         if let Some(backend) = serving(&known)
@@ -71,7 +87,7 @@ fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u3
             } else if completes(&known, parsed.tcp) {
                 establish(parsed, &known, &backend, now)?;
             }
-            return ControlFlow::Continue((backend, known.path()));
+            return ControlFlow::Continue(Connection::young(backend, known.path()));
         }
     }
     if !begins(parsed) && parsed.tcp.is_syn_ack() {
@@ -122,12 +138,12 @@ fn establish(parsed: &Parsed, known: &Flow, backend: &Backend, now: u32) -> Step
 
 /// Chooses a backend for a connection that is new here, and remembers it.
 #[inline(always)]
-fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
+fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<Connection> {
     let (id, backend) = choose(parsed, service, now)?;
     let path = if config::through_stack() || backend.is_local() { Path::Stack } else { Path::Redirect };
     // A reset belongs to no connection that is worth remembering.
     if parsed.tcp.has(Tcp::RST) {
-        return ControlFlow::Continue((backend, path));
+        return ControlFlow::Continue(Connection::young(backend, path));
     }
     let state = if begins(parsed) { State::Opening } else { State::PickedUp };
     let flow = Flow::new(service.id, id, backend.generation, path, state, now);
@@ -136,7 +152,7 @@ fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<(Backend, Path)> {
     if !flow::begin(&parsed.key, &flow) || !reply::begin(&reply_key, &reply) {
         return drop(Reason::DropTableFull);
     }
-    ControlFlow::Continue((backend, path))
+    ControlFlow::Continue(Connection::young(backend, path))
 }
 
 /// The first backend in the hash's order that takes new flows and has no other connection with this client tuple.

@@ -1,7 +1,8 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, config, forward, holder, interface, open,
+    account, answer, config, forward, holder, interface,
+    open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
     parse::{Parsed, is_icmp_redirect, parse},
@@ -11,7 +12,7 @@ use crate::{
 use core::ops::ControlFlow;
 use lb_common::{
     backend::Backend,
-    flow::{Path, Side},
+    flow::{Path, Side, Way},
     interface::Interface,
     mark,
     reason::Reason,
@@ -108,14 +109,15 @@ fn serve(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Plan> {
 
 #[inline(always)]
 fn to_service(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Plan> {
-    let (backend, path) = open::connection(packet, parsed, service)?;
-    to_backend(packet, parsed, &backend, path)
+    let connection = open::connection(packet, parsed, service)?;
+    to_backend(packet, parsed, &connection)
 }
 
 /// The way to the backend.
 #[inline(always)]
-fn to_backend(packet: &Packet<'_>, parsed: &Parsed, backend: &Backend, path: Path) -> Step<Plan> {
-    if path == Path::Stack {
+fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> Step<Plan> {
+    let backend = &connection.backend;
+    if connection.path == Path::Stack {
         // The stack's own "fragmentation needed" would quote the backend's address, which no socket of the client knows.
         if parsed.ip.dont_fragment()
             && parsed.ip.total_length > SMALL
@@ -126,17 +128,32 @@ fn to_backend(packet: &Packet<'_>, parsed: &Parsed, backend: &Backend, path: Pat
         }
         return through_stack(backend);
     }
+    if let Some(entry) = &connection.entry
+        && let Some(way) = entry.way(forward::wire_length(packet, parsed))
+    {
+        return redirect(parsed, backend, way);
+    }
     match forward::route(packet, parsed, parsed.key.source, backend.address) {
-        forward::Route::Via { interface, next_hop } if parsed.ip.ttl > 1 => {
-            ControlFlow::Continue(plan(backend, Exit::redirect(interface, next_hop), Reason::ForwardRedirect))
+        forward::Route::Via(way) => {
+            if let Some(entry) = &connection.entry {
+                entry.set_way(way);
+            }
+            redirect(parsed, backend, way)
         }
-        forward::Route::Via { .. } => drop(Reason::DropTtl),
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
         // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
         // is reached by the stack alone.
         forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),
         forward::Route::None => drop(Reason::DropNoRoute),
     }
+}
+
+#[inline(always)]
+fn redirect(parsed: &Parsed, backend: &Backend, way: Way) -> Step<Plan> {
+    if parsed.ip.ttl <= 1 {
+        return drop(Reason::DropTtl);
+    }
+    ControlFlow::Continue(plan(backend, Exit::redirect(way), Reason::ForwardRedirect))
 }
 
 /// With the mark that keeps the CNI's masquerade off it.

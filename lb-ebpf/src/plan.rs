@@ -3,7 +3,7 @@
 use crate::{account, config, forward, outcome::Outcome, packet::Packet, parse::Parsed, rewrite};
 use lb_common::{
     addr::{Ipv4, Port},
-    flow::Side,
+    flow::{Side, Way},
     mark,
     reason::Reason,
 };
@@ -34,8 +34,8 @@ pub(crate) struct Exit {
 impl Exit {
     /// Past the stack, out of a device, to a neighbour of it.
     #[inline(always)]
-    pub(crate) fn redirect(interface: u32, next_hop: Ipv4) -> Self {
-        Self { interface, next_hop, mark: mark::DONE }
+    pub(crate) fn redirect(way: Way) -> Self {
+        Self { interface: way.interface, next_hop: way.next_hop, mark: mark::DONE }
     }
 
     /// To the stack.

@@ -1,12 +1,12 @@
 //! New address and port, with checksums brought up to date: the only writer of a forwarded packet's bytes.
 
 use crate::{
-    packet::{ETH_LEN, Packet},
+    packet::{ETH_LEN, IPV4_LEN, Packet},
     parse::Parsed,
     plan::Plan,
 };
 use aya_ebpf::helpers::bpf_l4_csum_replace;
-use lb_common::flow::Side;
+use lb_common::{addr::Port, flow::Side};
 
 /// Offsets in an Ethernet frame with IPv4 (RFC 791, section 3.1).
 const TTL: usize = ETH_LEN + 8;
@@ -27,12 +27,21 @@ pub(crate) fn apply(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> bool {
         Side::Client => (parsed.key.destination, parsed.key.destination_port, DESTINATION, 2),
     };
     let difference = difference(old_address.to_ne(), plan.address.to_ne());
-    let l4 = parsed.ip.l4_offset();
     replace_l4(packet, parsed, 0, u64::from(difference), BPF_F_PSEUDO_HDR)
         && (old_port == plan.port
             || (replace_l4(packet, parsed, u64::from(old_port.to_ne()), u64::from(plan.port.to_ne()), 2)
-                && packet.store(l4 + port_at, &plan.port)))
+                && write_port(packet, parsed, plan.port, port_at)))
         && write_ip(packet, parsed, plan, address_at, difference)
+}
+
+#[inline(always)]
+fn write_port(packet: &Packet<'_>, parsed: &Parsed, port: Port, port_at: usize) -> bool {
+    // As in `parse`: nearly always the offset is a constant, and the write needs no helper.
+    if parsed.ip.header_length == IPV4_LEN as u8 {
+        packet.write(ETH_LEN + IPV4_LEN + port_at, port)
+    } else {
+        packet.store(parsed.ip.l4_offset() + port_at as u32, &port)
+    }
 }
 
 #[inline(always)]

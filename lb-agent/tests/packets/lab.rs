@@ -144,15 +144,30 @@ impl Lab {
         self.maps.holders.insert(&Mac::new(mac), &holder).unwrap();
     }
 
-    /// Runs a program on a packet: verdict, bytes and mark.
+    /// Runs one of the programs on a packet: verdict, bytes and mark.
     pub(crate) fn run(&mut self, hook: Hook, bytes: &[u8], meta: Meta) -> (i32, &[u8], u32) {
         let name = match hook {
             Hook::Ingress => "reweave_ingress",
             Hook::Egress => "reweave_egress",
         };
-        let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
-        let verdict = self.runner.run(program, bytes, meta).unwrap();
+        let verdict = self.run_program(name, bytes, meta);
         (verdict, self.runner.packet(), self.runner.mark())
+    }
+
+    /// The same by name, and the verdict only.
+    pub(crate) fn run_program(&mut self, name: &str, bytes: &[u8], meta: Meta) -> i32 {
+        let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
+        self.runner.run(program, bytes, meta).unwrap()
+    }
+
+    pub(crate) fn program(&self, name: &str) -> &SchedClassifier {
+        self.ebpf.program(name).unwrap().try_into().unwrap()
+    }
+
+    /// Loads a program that the agent does not load.
+    pub(crate) fn load(&mut self, name: &str) {
+        let program: &mut SchedClassifier = self.ebpf.program_mut(name).unwrap().try_into().unwrap();
+        program.load().unwrap();
     }
 }
 

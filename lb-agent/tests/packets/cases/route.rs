@@ -120,6 +120,8 @@ pub(crate) fn too_big_to_forward() -> Case {
     let may_fragment = Frame::udp(CLIENT, SERVED).payload(&[0x2a; 1400]);
     Case::new(narrow_overlay)
         .established(REMOTE)
+        // The way is known now, and how much passes.
+        .goes_to(&request(), REMOTE)
         .send(
             ingress(Device::Uplink, &big)
                 .redirected(Reason::RejectTooBig, big.fragmentation_needed(1376))
@@ -166,10 +168,26 @@ pub(crate) fn answer_too_big() -> Case {
     .send(ingress(Device::Overlay, big).dropped(Reason::DropTooBig))
 }
 
+/// The way of an established connection is asked for once a second: as if one had passed.
+fn a_second_passes(lab: &mut Lab) {
+    let key = syn().key();
+    let mut flow = lab.maps.flows.get(&key).unwrap().unwrap();
+    flow.last_seen -= 1;
+    lab.maps.flows.insert(&key, &flow).unwrap();
+    let key = syn().to(REMOTE).key().reversed();
+    let mut reply = lab.maps.replies.get(&key).unwrap().unwrap();
+    reply.last_seen -= 1;
+    lab.maps.replies.insert(&key, &reply).unwrap();
+}
+
 pub(crate) fn no_route() -> Case {
     Case::new(remote)
         .established(REMOTE)
+        // Both ways are known now.
+        .goes_to(&request(), REMOTE)
+        .comes_back(&response(REMOTE))
         .then(|_| sh("ip route add unreachable 10.40.0.0/24; ip route add blackhole 198.51.100.0/24"))
+        .then(a_second_passes)
         .send(
             ingress(Device::Uplink, request())
                 .dropped(Reason::DropNoRoute)
