@@ -12,6 +12,7 @@ use aya::Ebpf;
 use lb_common::addr::{Mac, Port};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
+use lb_common::mark::MAX_HOLDERS;
 use lb_common::service::ServiceKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -37,6 +38,19 @@ pub enum ReconcileError {
     Sysctl(#[from] sysctl::Error),
 }
 
+/// The marks that connections carry.
+#[derive(Debug, Default)]
+pub struct Busy {
+    /// As the last sweep found them.
+    pub marks: BTreeSet<u8>,
+    /// How many sweeps there were.
+    pub sweeps: u64,
+}
+
+/// A holder that leaves stays known for so many sweeps at least: the next one to end may have begun before its last
+/// connection did.
+const SWEEPS: u64 = 2;
+
 /// The parts of the node that are looked after.
 pub struct Reconciler {
     /// The loaded programs.
@@ -55,6 +69,8 @@ pub struct Reconciler {
     observed: Option<Observed>,
     /// What was last reached, so that a change costs work for itself alone.
     reached: BTreeMap<ServiceKey, WantedService>,
+    /// The marks of holders that left, and the number of sweeps when that was noticed.
+    leaving: BTreeMap<u8, u64>,
     /// Whether slots that nothing names were looked for since the maps were read.
     is_tidy: bool,
 }
@@ -78,6 +94,7 @@ impl Reconciler {
             sysctls,
             observed: None,
             reached: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             is_tidy: false,
         }
     }
@@ -87,6 +104,11 @@ impl Reconciler {
         self.observed = None;
         self.reached.clear();
         self.is_tidy = false;
+    }
+
+    /// Whether the end of a sweep matters, although it found no other marks than the one before.
+    pub fn awaits_sweep(&self) -> bool {
+        !self.leaving.is_empty()
     }
 
     /// Devices, programs, sysctls and nftables: what does not depend on any Service.
@@ -124,7 +146,7 @@ impl Reconciler {
         &mut self,
         wanted: &Wanted,
         roles: &Roles,
-        busy: &BTreeSet<u8>,
+        busy: &Busy,
     ) -> Result<Vec<String>, ReconcileError> {
         let holders = self.mark(&wanted.holders, busy)?;
         let known = self.known(&holders, busy)?;
@@ -140,7 +162,7 @@ impl Reconciler {
     fn mark(
         &mut self,
         wanted: &[HolderWanted],
-        busy: &BTreeSet<u8>,
+        busy: &Busy,
     ) -> Result<BTreeMap<String, (Mac, Holder)>, ReconcileError> {
         let observed = self.observed()?;
         let already: BTreeMap<String, u8> = wanted
@@ -153,7 +175,9 @@ impl Reconciler {
             })
             .collect();
         let names: Vec<&str> = wanted.iter().map(|holder| holder.name.as_str()).collect();
-        let marks: BTreeMap<&str, u8> = marks::assign_keeping(&names, &already, busy).into_iter().collect();
+        let taken = observed.holders().values().map(|holder| holder.mark).chain(busy.marks.iter().copied());
+        let taken: BTreeSet<u8> = taken.collect();
+        let marks: BTreeMap<&str, u8> = marks::assign_keeping(&names, &already, &taken).into_iter().collect();
         Ok(wanted
             .iter()
             .filter_map(|holder| {
@@ -169,15 +193,24 @@ impl Reconciler {
     fn known(
         &mut self,
         holders: &BTreeMap<String, (Mac, Holder)>,
-        busy: &BTreeSet<u8>,
+        busy: &Busy,
     ) -> Result<BTreeMap<Mac, Holder>, ReconcileError> {
         let mut known: BTreeMap<Mac, Holder> = holders.values().copied().collect();
         let marks: BTreeSet<u8> = known.values().map(|holder| holder.mark).collect();
-        for (mac, holder) in self.observed()?.holders() {
-            if busy.contains(&holder.mark) && !marks.contains(&holder.mark) {
-                known.entry(*mac).or_insert(*holder);
+        let mut leaving = BTreeMap::new();
+        let before: Vec<(Mac, Holder)> = self.observed()?.holders().iter().map(|(m, h)| (*m, *h)).collect();
+        for (mac, holder) in before {
+            // What is read back from a map may be anything.
+            if marks.contains(&holder.mark) || !(1..=MAX_HOLDERS).contains(&holder.mark) {
+                continue;
+            }
+            let since = self.leaving.get(&holder.mark).copied().unwrap_or(busy.sweeps);
+            if busy.marks.contains(&holder.mark) || busy.sweeps < since + SWEEPS {
+                known.entry(mac).or_insert(holder);
+                leaving.insert(holder.mark, since);
             }
         }
+        self.leaving = leaving;
         Ok(known)
     }
 

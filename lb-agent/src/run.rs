@@ -9,7 +9,7 @@ use crate::node::interfaces::{self, RoleOptions, Roles};
 use crate::policy::extend::{self, Options};
 use crate::policy::{compute, node};
 use crate::problems::Problems;
-use crate::reconcile::Reconciler;
+use crate::reconcile::{Busy, Reconciler};
 use crate::report::manifests as report;
 use crate::source::Objects;
 use crate::source::manifests::Reader;
@@ -55,7 +55,7 @@ struct Memory {
     /// The last good objects.
     objects: Option<Objects>,
     problems: Problems,
-    busy: BTreeSet<u8>,
+    busy: Busy,
     was_ready: bool,
 }
 
@@ -74,14 +74,18 @@ impl Agent {
         let mut memory = Memory::default();
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
-            Ok(swept) => memory.busy = swept.marks,
+            Ok(swept) => memory.busy.marks = swept.marks,
             Err(error) => error!("sweep: {error:#}"),
         }
         let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
+        let (mut is_due, mut is_done) = (true, true);
         loop {
-            let is_done = self.pass(&mut reconciler, &mut memory).await;
+            if is_due {
+                is_done = self.pass(&mut reconciler, &mut memory).await;
+            }
+            is_due = true;
             let retry = tokio::time::sleep(if is_done { Duration::MAX } else { RETRY });
             tokio::select! {
                 _ = manifests.tick() => {}
@@ -96,7 +100,8 @@ impl Agent {
                     sweeping = None;
                     match swept {
                         Ok(swept) => {
-                            memory.busy.clone_from(&swept.marks);
+                            is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
+                            memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
                             self.health.send_modify(|health| health.swept = swept);
                         }
                         Err(error) => error!("sweep: {error:#}"),

@@ -71,15 +71,8 @@ impl Observed {
     /// A map that cannot be read.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let services = maps.services.all()?;
-        let mut rings = BTreeMap::new();
-        for service in services.values() {
-            if let Some(ring) = maps.ring(service.id)? {
-                rings.insert(service.id, ring);
-            }
-        }
         let slots = maps.backends()?;
         let mut observed = Self {
-            rings,
             slots,
             holders: maps.holders.all()?,
             endpoints: maps.endpoints.all()?,
@@ -88,10 +81,13 @@ impl Observed {
             ..Self::default()
         };
         for (key, service) in services {
-            if observed.free_services.contains(&service.id) {
-                observed.note(&Operation::SetService(key, service));
-            } else {
+            if !observed.free_services.contains(&service.id) {
                 observed.strays.insert(key);
+                continue;
+            }
+            observed.note(&Operation::SetService(key, service));
+            if let Some(ring) = maps.ring(service.id)? {
+                observed.rings.insert(service.id, ring);
             }
         }
         for (id, backend) in (0..).zip(&observed.slots).skip(1) {

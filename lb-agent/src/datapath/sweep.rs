@@ -61,8 +61,10 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
             swept.marks.insert(reply.mark);
         }
     }
-    for (_, reply) in maps.handshake_replies.list()? {
-        if reply.kind() == ReplyKind::Mark {
+    // Nobody takes these away but newer ones; one whose time is over carries nothing any more.
+    for (key, reply) in maps.handshake_replies.list()? {
+        let is_idle = is_idle(key.protocol, reply.state(), reply.last_seen, timeouts, now);
+        if reply.kind() == ReplyKind::Mark && !is_idle {
             swept.marks.insert(reply.mark);
         }
     }

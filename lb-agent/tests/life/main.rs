@@ -3,7 +3,17 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, like the tests themselves")]
 
+mod bad_input;
+mod cleanup;
 mod clients;
+mod flood;
+mod foreign;
+mod hooks;
+mod idle;
+mod limits;
+mod marks;
+mod mend;
 mod node;
 mod restart;
+mod timeouts;
 mod world;

@@ -31,7 +31,7 @@ pub(crate) const AGENT: &str = env!("CARGO_BIN_EXE_lb-agent");
 /// See the module. Everything goes when it is dropped, in this order.
 pub(crate) struct World {
     agents: [Option<Agent>; 3],
-    pub(crate) servers: Vec<Server>,
+    _servers: Vec<Server>,
     pub(crate) pods: Vec<Pod>,
     pub(crate) testbed: Testbed,
 }
@@ -70,7 +70,7 @@ impl World {
         let pods: Vec<Pod> =
             (1..=3).map(|node| testbed.add_pod(node, &format!("web-{node}")).unwrap()).collect();
         let servers = pods.iter().map(|pod| server::http(pod, 8080).unwrap()).collect();
-        let world = Self { agents: [None, None, None], servers, pods, testbed };
+        let world = Self { agents: [None, None, None], _servers: servers, pods, testbed };
         world.cluster().set_service(Service::new("web", *WEB.ip()).tcp(WEB.port(), 8080)).unwrap();
         let endpoints: Vec<_> = world.pods.iter().map(Pod::endpoint).collect();
         world.cluster().set_endpoints("web", &endpoints).unwrap();
@@ -131,8 +131,12 @@ impl World {
         self.testbed.directory().join(format!("state/n{node}"))
     }
 
-    pub(crate) fn agent(&mut self, node: u8) -> &mut Agent {
-        self.agents[usize::from(node) - 1].as_mut().unwrap()
+    pub(crate) fn agent(&self, node: u8) -> &Agent {
+        self.agents[usize::from(node) - 1].as_ref().unwrap()
+    }
+
+    pub(crate) fn process(&mut self, node: u8) -> &mut Process {
+        &mut self.agents[usize::from(node) - 1].as_mut().unwrap().process
     }
 
     pub(crate) fn terminate(&mut self, node: u8) {
