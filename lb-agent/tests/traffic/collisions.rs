@@ -40,6 +40,7 @@ fn one_client_port_to_two_addresses_of_one_pod_is_refused_the_second_time() {
         first.tell("close").unwrap();
         first.hear().unwrap_err();
         drop(first);
+        world.await_over(PORT);
         let mut second = Talk::from_port(client, PORT, at(V3, 80)).unwrap();
         second.check("mine now").unwrap();
     }
@@ -114,6 +115,7 @@ fn one_client_port_through_two_holders_to_one_pod_belongs_to_the_first() {
         first.tell("close").unwrap();
         first.hear().unwrap_err();
         drop(first);
+        world.await_over(PORT);
         let mut second = Talk::from_port(client, PORT, at(V2, 80)).unwrap();
         second.check("mine now").unwrap();
     }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use testbed::cluster::Service;
 use testbed::{Pod, wait};
 
+const PORT: u16 = 45_000;
+
 /// Ends a connection in some way.
 type End = fn(&mut Talk);
 
@@ -122,11 +124,13 @@ fn a_client_port_can_be_used_again_at_once() {
         for (how, end) in ends {
             for _ in 0..5 {
                 let begun = Instant::now();
-                let mut talk = Talk::from_port(client, 45_000, at(V, *port)).unwrap();
+                let mut talk = Talk::from_port(client, PORT, at(V, *port)).unwrap();
                 let took = begun.elapsed();
                 assert!(took < Duration::from_millis(900), "after {how}, to {}: {took:?}", pod.name());
                 talk.check("again").unwrap();
                 end(&mut talk);
+                drop(talk);
+                world.await_over(PORT);
             }
         }
     }

@@ -5,8 +5,9 @@ use lb_agent::datapath::maps::Maps;
 use lb_agent::datapath::pins::Pins;
 use lb_agent::policy::extend::{self, Wanted, WantedBackend, WantedState};
 use lb_agent::source::manifests;
-use lb_common::addr::Mac;
+use lb_common::addr::{Mac, Port};
 use lb_common::backend::{Backend, BackendState};
+use lb_common::flow::ReplyKind;
 use lb_common::holder::EndpointKey;
 use lb_common::service::ServiceKey;
 use std::collections::BTreeSet;
@@ -142,6 +143,26 @@ impl World {
         Ok(Maps::open(&Pins::new(&self.testbed.pins(node)))?)
     }
 
+    /// Waits until every node has seen the end of all connections from a port of the client: packets that the client
+    /// sends from two CPUs may overtake each other.
+    pub(crate) fn await_over(&self, client_port: u16) {
+        wait::until(&format!("the end of what came from port {client_port}"), SOON, || {
+            for node in self.testbed.nodes() {
+                let maps = self.maps(node.number())?;
+                let of_client = |port: Port| port.number() == client_port;
+                let flows = maps.flows.list()?.into_iter();
+                let mut flows = flows.filter(|(key, _)| of_client(key.source_port));
+                ensure!(flows.all(|(_, flow)| flow.state().is_over()), "a flow on {}", node.name());
+                let mut replies = maps.replies.list()?.into_iter().filter(|(key, reply)| {
+                    of_client(key.destination_port) && reply.kind() == ReplyKind::Mark
+                });
+                ensure!(replies.all(|(_, reply)| reply.state().is_over()), "a reply on {}", node.name());
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+
     /// The log of a node's agent.
     pub(crate) fn agent(&mut self, node: u8) -> &mut Process {
         &mut self.agents[usize::from(node) - 1]
@@ -192,7 +213,7 @@ fn asked_endpoints(wanted: &Wanted) -> BTreeSet<EndpointKey> {
     let own = |(key, service): (&ServiceKey, &extend::WantedService)| {
         let protocol = key.protocol;
         let key = move |backend: &WantedBackend| {
-            EndpointKey::new(backend.address.into(), lb_common::addr::Port::new(backend.port), protocol)
+            EndpointKey::new(backend.address.into(), Port::new(backend.port), protocol)
         };
         service.backends.iter().map(key).collect::<Vec<_>>()
     };
