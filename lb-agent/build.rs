@@ -46,8 +46,11 @@ fn build() -> Result<(), Box<dyn Error>> {
 
     // A directory of its own: the outer cargo holds the lock of the usual one.
     let target = out.join("bpf");
-    let output = toolchain
-        .cargo("build", &arch)
+    let mut cargo = toolchain.cargo("build", &arch);
+    if env::var_os("CARGO_FEATURE_BENCH").is_some() {
+        cargo.args(["--features", "bench"]);
+    }
+    let output = cargo
         .arg("--quiet")
         .arg("--target-dir")
         .arg(&target)

@@ -1,5 +1,6 @@
 //! `cargo xtask SUBCOMMAND`: everything that is done with this workspace, one file per subcommand.
 
+mod bench;
 mod bpf_toolchain;
 mod build;
 mod check;
@@ -13,7 +14,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Set-up, build, check, test and demo of reweave-lb")]
+#[command(name = "cargo xtask", about = "Set-up, build, check, test, bench and demo of reweave-lb")]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -31,6 +32,8 @@ enum Command {
     Generate(generate::Args),
     /// Every test, as root (asks for sudo if need be)
     Test,
+    /// What it costs: a table, and JSON in target/bench
+    Bench(bench::Args),
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
     Demo(demo::Args),
 }
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Generate(args) => generate::run(&args),
         Command::Test => test::run(),
+        Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),
     };
     if let Err(error) = outcome {
