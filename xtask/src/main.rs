@@ -1,5 +1,6 @@
 //! `cargo xtask SUBCOMMAND`: everything that is done with this workspace, one file per subcommand.
 
+mod bench;
 mod bpf_toolchain;
 mod build;
 mod check;
@@ -13,7 +14,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Set-up, build, check, test and demo of reweave-lb")]
+#[command(name = "cargo xtask", about = "Set-up, build, check, test, demo and bench of reweave-lb")]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -33,6 +34,8 @@ enum Command {
     Test,
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
     Demo(demo::Args),
+    /// What it costs: each number beside its goal, as a table and as target/bench/*.json
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Test => test::run(),
         Command::Demo(args) => demo::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     if let Err(error) = outcome {
         // Without the backtrace: it shows our own walk, the chain says what went wrong.

@@ -1,0 +1,87 @@
+//! `cargo xtask bench`: what it costs, by parts. Each part is one table, and one file below `target/bench`.
+
+mod apply;
+mod compute;
+mod example;
+mod memory;
+mod moby;
+mod net;
+mod report;
+mod stats;
+
+use crate::{build, setup, sh};
+use anyhow::Result;
+use clap::ValueEnum;
+use nix::unistd::geteuid;
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to measure; everything by default
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// Measure this agent and the examples beside it, instead of building them
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Packets, connections and throughput in the testbed, beside plain routing and nftables
+    Net,
+    /// One endpoint's change in the maps, beside nftables
+    Apply,
+    /// The policy
+    Compute,
+    /// The agent and its maps
+    Memory,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Net => "net",
+            Self::Apply => "apply",
+            Self::Compute => "compute",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    let Args { parts, agent } = args;
+    let parts = if parts.is_empty() { Part::value_variants().to_vec() } else { parts };
+    let agent = match agent {
+        Some(agent) => agent,
+        None => {
+            setup::run()?;
+            let agent = build::agent()?;
+            example::build()?;
+            agent
+        }
+    };
+    if !geteuid().is_root() {
+        return again_as_root(&parts, agent);
+    }
+    for part in parts {
+        let report = match part {
+            Part::Net => net::run(&agent)?,
+            Part::Apply => apply::run(&agent)?,
+            Part::Compute => compute::run(&agent)?,
+            Part::Memory => memory::run(&agent)?,
+        };
+        report.finish(part.name())?;
+    }
+    Ok(())
+}
+
+/// Only what follows needs root; what was built stays the user's.
+fn again_as_root(parts: &[Part], agent: PathBuf) -> Result<()> {
+    sh::say("sudo: benches make network namespaces and load BPF programs");
+    let mut command = Command::new("sudo");
+    command.arg(env::current_exe()?).arg("bench").args(parts.iter().map(|part| part.name()));
+    command.arg("--agent").arg(agent);
+    sh::run(&mut command)
+}
