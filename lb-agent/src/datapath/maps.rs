@@ -273,10 +273,15 @@ impl Maps {
     fn open_ring(&self, service: u32) -> Result<Option<Array<MapData, u32>>, MapsError> {
         let rings: ArrayOfMaps<&MapData, Array<MapData, u32>> =
             ArrayOfMaps::try_from(&self.rings).map_err(failed("rings", "open"))?;
-        match rings.get(&service, 0) {
-            Ok(ring) => Ok(Some(ring)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(source) => Err(failed("rings", "look up")(source)),
+        loop {
+            match rings.get(&service, 0) {
+                Ok(ring) => return Ok(Some(ring)),
+                Err(MapError::KeyNotFound) => return Ok(None),
+                // Exchanged, and gone, between the look-up of its id and its opening.
+                Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
+                }
+                Err(source) => return Err(failed("rings", "look up")(source)),
+            }
         }
     }
 

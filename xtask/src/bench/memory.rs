@@ -1,23 +1,30 @@
 //! `bench memory`: the agent and its maps at the default limits, with one service and with 10,000.
 
-use super::net::{served_ports, write_services};
-use super::report::Report;
+use super::report::Line;
 use crate::sh;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use testbed::{Options, Process, Testbed, wait};
 
 const SERVICES: [u32; 2] = [0, 10_000];
+/// Held by n1.
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 101);
+const FIRST_PORT: u32 = 20_000;
+const ENDPOINTS: u32 = 10;
+/// Services in one file.
+const FILE: u32 = 500;
 const MIB: f64 = 1_048_576.0;
 
-pub(super) fn run(agent: &Path) -> Result<Report> {
+pub(super) fn run(agent: &Path) -> Result<Vec<Line>> {
     let testbed = Testbed::weave(Options { agent: Some(agent.to_owned()), ..Options::default() })?;
-    let mut report = Report::default();
+    let mut lines = Vec::new();
     let mut filled = 0;
     for services in SERVICES {
         sh::say(&format!("memory: an agent with {services} services"));
@@ -32,18 +39,26 @@ pub(super) fn run(agent: &Path) -> Result<Report> {
             Ok(())
         })?;
         let seconds = begin.elapsed().as_secs_f64();
-        report.row(format!("{services:6} services: agent, from start to all served"), seconds, "s");
+        lines.push(Line::new(format!("{services} services: agent, from start to all served"), seconds, "s"));
         for (what, field) in [("resident", "VmRSS:"), ("resident at most", "VmHWM:")] {
-            report.row(format!("{services:6} services: agent, {what}"), status(&process, field)?, "MiB");
+            lines.push(Line::new(
+                format!("{services} services: agent, {what}"),
+                status(&process, field)?,
+                "MiB",
+            ));
         }
         let maps = maps(&testbed.pins(1))?;
         for (name, bytes) in &maps {
-            report.row(format!("{services:6} services: map {name}"), *bytes as f64 / MIB, "MiB");
+            lines.push(Line::new(format!("{services} services: map {name}"), *bytes as f64 / MIB, "MiB"));
         }
-        report.row(format!("{services:6} services: all maps"), maps.values().sum::<u64>() as f64 / MIB, "MiB");
-        process.terminate()?;
+        lines.push(Line::new(
+            format!("{services} services: all maps"),
+            maps.values().sum::<u64>() as f64 / MIB,
+            "MiB",
+        ));
+        process.kill()?;
     }
-    Ok(report)
+    Ok(lines)
 }
 
 /// A line in kB of the process's status, in MiB.
@@ -89,4 +104,55 @@ fn bpftool(words: &[&str], path: &Path) -> Result<Value> {
         command.arg(path);
     }
     Ok(serde_json::from_str(&sh::output(&mut command)?)?)
+}
+
+/// Services `first..end` with a port each of n1's address and ten endpoints on n2.
+fn write_services(testbed: &Testbed, first: u32, end: u32) -> Result<()> {
+    for start in (first..end).step_by(FILE as usize) {
+        let mut text = String::new();
+        for number in start..end.min(start + FILE) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{}", service(number));
+        }
+        testbed.cluster().write(&format!("fill-{start}.yaml"), &text)?;
+    }
+    Ok(())
+}
+
+fn service(number: u32) -> String {
+    let first = u32::from(Ipv4Addr::new(10, 40, 0, 0)) + number * ENDPOINTS;
+    let endpoints: Vec<_> = (first..first + ENDPOINTS)
+        .map(|address| {
+            let address = Ipv4Addr::from(address);
+            format!("{{addresses: [{address}], nodeName: n2, conditions: {{ready: true, serving: true}}}}")
+        })
+        .collect();
+    format!(
+        "---
+apiVersion: v1
+kind: Service
+metadata: {{name: fill-{number}, namespace: default}}
+spec:
+  type: LoadBalancer
+  loadBalancerClass: reweave.levk.dev/node-address
+  loadBalancerIP: {ADDRESS}
+  ports: [{{protocol: TCP, port: {port}, targetPort: 8080}}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: fill-{number}-1, namespace: default, labels: {{kubernetes.io/service-name: fill-{number}}}}}
+addressType: IPv4
+ports: [{{protocol: TCP, port: 8080}}]
+endpoints: [{endpoints}]
+",
+        port = FIRST_PORT + number,
+        endpoints = endpoints.join(", "),
+    )
+}
+
+/// How many entries n1's `services` map has.
+fn served_ports(testbed: &Testbed) -> Result<usize> {
+    let printed = testbed.ask_agent(1, &["services", "-o", "json"])?;
+    let services: Value = serde_json::from_str(&printed)?;
+    services.as_array().map(Vec::len).context("services are no list")
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what it costs, by parts. Each part is one table, and one file below `target/bench`.
+//! `cargo xtask bench`: what the load balancer costs, beside what else could be done, in one run.
 
 mod apply;
 mod compute;
@@ -10,9 +10,10 @@ mod report;
 mod stats;
 
 use crate::{build, setup, sh};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use nix::unistd::geteuid;
+use report::Report;
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
@@ -65,15 +66,21 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if !geteuid().is_root() {
         return again_as_root(&parts, agent);
     }
+    let mut missed = Vec::new();
     for part in parts {
-        let report = match part {
+        let lines = match part {
             Part::Net => net::run(&agent)?,
             Part::Apply => apply::run(&agent)?,
             Part::Compute => compute::run(&agent)?,
             Part::Memory => memory::run(&agent)?,
         };
-        report.finish(part.name())?;
+        let report = Report::new(lines);
+        print!("{}", report.table());
+        let file = report.write(part.name())?;
+        sh::say(&format!("as JSON: {}", file.display()));
+        missed.extend(report.missed());
     }
+    ensure!(missed.is_empty(), "goals missed: {}", missed.join(", "));
     Ok(())
 }
 

@@ -6,16 +6,15 @@
 mod bed;
 mod probe;
 
-use super::report::{Goal, Report};
+use super::report::Line;
 use super::stats::{median, percentile};
 use crate::sh;
 use anyhow::{Context as _, Result};
 use bed::{Bed, Variant};
-pub(super) use bed::{served_ports, write_services};
 use std::path::Path;
 use std::time::Instant;
 
-const SERVICES: [u32; 1] = [1];
+const SERVICES: [u32; 3] = [1, 1_000, 10_000];
 /// Rounds for datagrams, and datagrams in each.
 const ROUNDS: usize = 40;
 const KNOWN: u32 = 4_000;
@@ -32,9 +31,9 @@ const FIRST_PORT: u16 = 1_024;
 /// Where the kernel's choice begins.
 const EPHEMERAL: (u16, u16) = (50_000, 65_000);
 
-pub(super) fn run(agent: &Path) -> Result<Report> {
+pub(super) fn run(agent: &Path) -> Result<Vec<Line>> {
     let begin = Instant::now();
-    sh::say("net: four testbeds, one for each variant");
+    sh::say("net: a testbed for each variant");
     let mut beds = Vec::new();
     for variant in Variant::ALL {
         let bed = Bed::build(variant, agent).with_context(|| variant.name())?;
@@ -42,20 +41,21 @@ pub(super) fn run(agent: &Path) -> Result<Report> {
         bed.client().sysctls(&[("ipv4/ip_local_port_range", &range)])?;
         beds.push(bed);
     }
-    let mut report = Report::default();
+    let mut lines = Vec::new();
     let mut port = FIRST_PORT;
     for services in SERVICES {
         sh::say(&format!("net: {services} services ({} s so far)", begin.elapsed().as_secs()));
         for bed in &mut beds {
-            bed.fill(services).with_context(|| format!("{} services for {}", services, bed.variant.name()))?;
+            bed.fill(services)
+                .with_context(|| format!("{} services for {}", services, bed.variant.name()))?;
         }
         sh::say(&format!("net: packets, connections, bytes ({} s so far)", begin.elapsed().as_secs()));
         let mut found = Phase::new(&beds);
         found.measure(&beds, &mut port)?;
-        found.report(services, &mut report);
+        lines.extend(found.lines(services));
     }
     sh::say(&format!("net: {} s", begin.elapsed().as_secs()));
-    Ok(report)
+    Ok(lines)
 }
 
 /// What one number of services showed: samples by round, of each variant.
@@ -90,7 +90,9 @@ impl Phase {
     fn measure(&mut self, beds: &[Bed], port: &mut u16) -> Result<()> {
         let count = beds.len();
         // Nobody is always the first of a round.
-        let turns = |rounds: usize| (0..rounds).flat_map(move |round| (0..count).map(move |i| (round, (round + i) % count)));
+        let turns = |rounds: usize| {
+            (0..rounds).flat_map(move |round| (0..count).map(move |i| (round, (round + i) % count)))
+        };
         for bed in beds {
             probe::known(bed.client(), bed.address(), &bed.server, KNOWN)?;
             probe::connections(bed.client(), bed.address(), &bed.server, CONNECTIONS)?;
@@ -115,37 +117,38 @@ impl Phase {
         Ok(())
     }
 
-    fn report(&self, services: u32, report: &mut Report) {
-        let Some((plain, others)) = self.variants.split_first() else { return };
-        let named = |what: &str, variant: Variant| format!("{services:6} services: {what}, {}", variant.name());
-        let is_ours = |samples: &Samples| samples.variant == Variant::Ours;
-        let mut add = |name: String, value: f64, unit: &'static str, goal: Option<Goal>| match goal {
-            Some(goal) => report.judged(name, value, unit, goal),
-            None => report.row(name, value, unit),
+    fn lines(&self, services: u32) -> Vec<Line> {
+        let Some((plain, others)) = self.variants.split_first() else { return Vec::new() };
+        let line = |what: &str, samples: &Samples, value, unit| {
+            Line::new(format!("{services} services: {what}, {}", samples.variant.name()), value, unit)
         };
-        add(named("known flow, CPU per packet", plain.variant), median(&plain.known), "ns", None);
-        for samples in others {
-            let goal = is_ours(samples).then_some(Goal::AtMost(0.0));
-            add(named("known flow, over plain", samples.variant), over(&samples.known, &plain.known), "ns", goal);
+        let goal = |line: Line, samples: &Samples, goal: fn(Line) -> Line| {
+            if samples.variant == Variant::Ours { goal(line) } else { line }
+        };
+        let mut lines = vec![line("known flow, CPU per packet", plain, median(&plain.known), "ns")];
+        for of in others {
+            let line = line("known flow, over plain", of, over(&of.known, &plain.known), "ns");
+            lines.push(goal(line, of, |line| line.at_most(0.0)));
         }
-        add(named("new flow, CPU per packet", plain.variant), median(&plain.new), "ns", None);
-        for samples in others {
-            let goal = is_ours(samples).then_some(Goal::AtMost(500.0));
-            add(named("new flow, over plain", samples.variant), over(&samples.new, &plain.new), "ns", goal);
+        lines.push(line("new flow, CPU per packet", plain, median(&plain.new), "ns"));
+        for of in others {
+            let line = line("new flow, over plain", of, over(&of.new, &plain.new), "ns");
+            lines.push(goal(line, of, |line| line.at_most(500.0)));
         }
-        add(named("connections per second", plain.variant), median(&plain.rate), "/s", None);
-        for samples in others {
-            let goal = is_ours(samples).then_some(Goal::AtLeast(1.0));
-            add(named("connections, of plain", samples.variant), of(&samples.rate, &plain.rate), "×", goal);
+        lines.push(line("connections per second", plain, median(&plain.rate), "/s"));
+        for of in others {
+            let line = line("connections, of plain", of, ratio(&of.rate, &plain.rate), "ratio");
+            lines.push(goal(line, of, |line| line.at_least(1.0)));
         }
-        for samples in &self.variants {
-            add(named("fresh connection p50", samples.variant), median(&samples.latency), "µs", None);
-            add(named("fresh connection p99", samples.variant), percentile(&samples.latency, 99), "µs", None);
+        for of in &self.variants {
+            lines.push(line("fresh connection, p50", of, median(&of.latency), "us"));
+            lines.push(line("fresh connection, p99", of, percentile(&of.latency, 99), "us"));
         }
-        add(named("throughput of one stream", plain.variant), median(&plain.bulk), "Gbit/s", None);
-        for samples in others {
-            add(named("throughput, of plain", samples.variant), of(&samples.bulk, &plain.bulk), "×", None);
+        lines.push(line("throughput of one stream", plain, median(&plain.bulk), "Gbit/s"));
+        for of in others {
+            lines.push(line("throughput, of plain", of, ratio(&of.bulk, &plain.bulk), "ratio"));
         }
+        lines
     }
 }
 
@@ -155,6 +158,6 @@ fn over(samples: &[f64], plain: &[f64]) -> f64 {
 }
 
 /// The median of the rounds' ratios.
-fn of(samples: &[f64], plain: &[f64]) -> f64 {
+fn ratio(samples: &[f64], plain: &[f64]) -> f64 {
     median(&samples.iter().zip(plain).map(|(a, b)| a / b).collect::<Vec<_>>())
 }

@@ -1,111 +1,106 @@
-//! What a bench found: rows with a goal or without, as a table for people and as JSON for programs.
+//! What a bench found: a table for people, JSON for programs.
 
 use crate::sh;
 use anyhow::{Context as _, Result};
-use serde::Serialize;
-use std::fmt;
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
-/// The rows of one part.
-#[derive(Debug, Default, Serialize)]
+/// One number, and how much it may be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) value: f64,
+    pub(crate) unit: String,
+    /// The goal: no more than this.
+    #[serde(default)]
+    pub(crate) at_most: Option<f64>,
+    /// The goal: no less than this.
+    #[serde(default)]
+    pub(crate) at_least: Option<f64>,
+    /// Whether every goal is met; left out where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) met: Option<bool>,
+}
+
+impl Line {
+    /// A number without a goal.
+    pub(crate) fn new(name: impl Into<String>, value: f64, unit: &str) -> Self {
+        Self { name: name.into(), value, unit: unit.to_owned(), at_most: None, at_least: None, met: None }
+    }
+
+    /// With a goal: no more than this.
+    pub(crate) fn at_most(self, most: f64) -> Self {
+        Self { at_most: Some(most), ..self }
+    }
+
+    /// With a goal: no less than this.
+    pub(crate) fn at_least(self, least: f64) -> Self {
+        Self { at_least: Some(least), ..self }
+    }
+
+    fn judged(mut self) -> Self {
+        let goals =
+            [self.at_most.map(|most| self.value <= most), self.at_least.map(|least| self.value >= least)];
+        self.met = goals.into_iter().flatten().reduce(|a, b| a && b);
+        self
+    }
+}
+
+/// Every number of one part.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
-    rows: Vec<Row>,
-}
-
-#[derive(Debug, Serialize)]
-struct Row {
-    name: String,
-    value: f64,
-    unit: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    goal: Option<Goal>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    met: Option<bool>,
-}
-
-/// What a value should be.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Goal {
-    AtMost(f64),
-    AtLeast(f64),
-}
-
-impl Goal {
-    fn is_met(self, value: f64) -> bool {
-        match self {
-            Self::AtMost(most) => value <= most,
-            Self::AtLeast(least) => value >= least,
-        }
-    }
-}
-
-impl fmt::Display for Goal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AtMost(most) => write!(f, "≤ {most}"),
-            Self::AtLeast(least) => write!(f, "≥ {least}"),
-        }
-    }
+    lines: Vec<Line>,
 }
 
 impl Report {
-    /// Adds a value that is only shown.
-    pub(crate) fn row(&mut self, name: impl Into<String>, value: f64, unit: &'static str) {
-        self.rows.push(Row { name: name.into(), value, unit, goal: None, met: None });
+    pub(crate) fn new(lines: Vec<Line>) -> Self {
+        Self { lines: lines.into_iter().map(Line::judged).collect() }
     }
 
-    /// Adds a value that has a goal.
-    pub(crate) fn judged(&mut self, name: impl Into<String>, value: f64, unit: &'static str, goal: Goal) {
-        let met = Some(goal.is_met(value));
-        self.rows.push(Row { name: name.into(), value, unit, goal: Some(goal), met });
+    /// From a bench that prints a JSON array.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for benches that print it"))]
+    pub(crate) fn parse(json: &str) -> Result<Self> {
+        serde_json::from_str(json)
+            .map(Self::new)
+            .context("the bench printed something that is not its report")
     }
 
-    /// Prints the table and writes `target/bench/PART.json`.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub(crate) fn finish(&self, part: &str) -> Result<()> {
-        println!("\n{}", self.table(part));
-        let directory = sh::workspace().join("target/bench");
-        let file = directory.join(format!("{part}.json"));
-        fs::create_dir_all(&directory)
-            .and_then(|()| fs::write(&file, serde_json::to_string_pretty(self)? + "\n"))
-            .and_then(|()| give_back(&directory, &file))
-            .with_context(|| format!("cannot write {}", file.display()))
+    /// The names of the numbers that miss their goal.
+    pub(crate) fn missed(&self) -> Vec<String> {
+        self.lines.iter().filter(|line| line.met == Some(false)).map(|line| line.name.clone()).collect()
     }
 
-    fn table(&self, part: &str) -> String {
-        let width = self.rows.iter().map(|row| row.name.chars().count()).chain([part.len()]).max().unwrap_or(0);
-        let mut lines = vec![format!("{part:width$}  {:>10} {:8} {:9}", "value", "unit", "goal").trim_end().to_owned()];
-        for Row { name, value, unit, goal, met } in &self.rows {
-            let goal = goal.map(|goal| goal.to_string()).unwrap_or_default();
-            let met = met.map_or("", |met| if met { "met" } else { "NOT met" });
-            let line = format!("{name:width$}  {:>10} {unit:8} {goal:9} {met}", readable(*value));
-            lines.push(line.trim_end().to_owned());
+    pub(crate) fn table(&self) -> String {
+        let width = self.lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
+        let mut table = String::new();
+        for Line { name, value, unit, at_most, at_least, met } in &self.lines {
+            let mut goal = String::new();
+            for (sign, bound) in [("<=", at_most), (">=", at_least)] {
+                if let Some(bound) = bound {
+                    goal += &format!("  goal {sign} {bound}");
+                }
+            }
+            let verdict = match met {
+                Some(true) => "  met",
+                Some(false) => "  MISSED",
+                None => "",
+            };
+            let _ = writeln!(table, "{name:width$}  {value:>10.2} {unit:5}{goal}{verdict}");
         }
-        lines.join("\n")
+        table
     }
-}
 
-/// Three or four digits that mean something.
-fn readable(value: f64) -> String {
-    match value.abs() {
-        small if small < 10.0 => format!("{value:.3}"),
-        medium if medium < 1_000.0 => format!("{value:.1}"),
-        _ => format!("{value:.0}"),
+    /// Writes `target/bench/NAME.json`.
+    pub(crate) fn write(&self, name: &str) -> Result<PathBuf> {
+        let directory = sh::workspace().join("target/bench");
+        fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let file = directory.join(format!("{name}.json"));
+        let json = serde_json::to_string_pretty(&self.lines)?;
+        fs::write(&file, json + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
     }
-}
-
-/// Under sudo: the files belong to the user whose target directory it is.
-fn give_back(directory: &Path, file: &Path) -> std::io::Result<()> {
-    let id = |name| std::env::var(name).ok().and_then(|id: String| id.parse().ok());
-    let (user, group) = (id("SUDO_UID"), id("SUDO_GID"));
-    if user.is_none() {
-        return Ok(());
-    }
-    [directory, file].into_iter().try_for_each(|path| std::os::unix::fs::chown(path, user, group))
 }
 
 #[cfg(test)]
@@ -113,36 +108,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_goal_is_judged_by_its_own_side() {
-        let mut report = Report::default();
-        report.row("shown", 12.34, "µs");
-        report.judged("fast", 0.5, "ms", Goal::AtMost(1.0));
-        report.judged("slow", 1.5, "ms", Goal::AtMost(1.0));
-        report.judged("many", 0.9, "×", Goal::AtLeast(1.0));
-        assert_eq!(report.rows.iter().map(|row| row.met).collect::<Vec<_>>(), [
-            None,
-            Some(true),
-            Some(false),
-            Some(false)
-        ]);
-        assert_eq!(
-            report.table("part"),
-            "\
-part        value unit     goal
-shown        12.3 µs
-fast        0.500 ms       ≤ 1       met
-slow        1.500 ms       ≤ 1       NOT met
-many        0.900 ×        ≥ 1       NOT met"
-        );
+    fn goals_are_judged_and_missed_ones_named() {
+        let report = Report::parse(
+            r#"[{"name": "a", "value": 1.0, "unit": "ns", "at_most": 1.0},
+                {"name": "b", "value": 2.0, "unit": "ratio", "at_most": 1.5},
+                {"name": "c", "value": 0.9, "unit": "ratio", "at_least": 1.0},
+                {"name": "d", "value": 7.0, "unit": "ns", "at_most": null}]"#,
+        )
+        .unwrap();
+        assert_eq!(report.missed(), ["b", "c"]);
+        assert_eq!(report.lines[3].met, None);
+        let table = report.table();
+        assert!(table.contains("goal <= 1.5  MISSED"), "{table}");
+        assert!(table.contains("goal <= 1  met"), "{table}");
     }
 
     #[test]
-    fn the_file_says_which_side_a_goal_is_on() {
-        let mut report = Report::default();
-        report.judged("many", 2.0, "×", Goal::AtLeast(1.0));
-        assert_eq!(
-            serde_json::to_string(&report).unwrap(),
-            r#"{"rows":[{"name":"many","value":2.0,"unit":"×","goal":{"at_least":1.0},"met":true}]}"#
-        );
+    fn nonsense_is_refused() {
+        assert!(Report::parse("round 1").is_err());
     }
 }

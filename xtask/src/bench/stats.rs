@@ -21,7 +21,10 @@ mod tests {
     fn ranks_are_those_of_the_sorted_samples() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        assert_eq!((median(&hundred), percentile(&hundred, 99), percentile(&hundred, 100)), (50.0, 99.0, 100.0));
+        assert_eq!(
+            (median(&hundred), percentile(&hundred, 99), percentile(&hundred, 100)),
+            (50.0, 99.0, 100.0)
+        );
         assert_eq!(percentile(&[7.0], 1), 7.0);
         assert!(median(&[]).is_nan());
     }

@@ -5,10 +5,11 @@
 
 use super::probe::{self, Server};
 use crate::bench::moby;
+use crate::sh;
 use anyhow::{Context as _, Result, ensure};
-use std::fmt::Write as _;
 use std::net::Ipv4Addr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 use testbed::cluster::Service;
 use testbed::{Host, Options, Pod, Process, Testbed, wait};
@@ -17,12 +18,10 @@ use testbed::{Host, Options, Pod, Process, Testbed, wait};
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 101);
 /// Until agents have brought everything up to date.
 const AGENTS: Duration = Duration::from_secs(60);
-/// Services in one file.
-const FILE: u32 = 500;
-const ENDPOINTS: u32 = 10;
+/// The first port of services that nobody asks.
+const FILLERS: u32 = 20_000;
 /// As with kube-proxy, but nothing is dropped: without br_netfilter n2 sees answers alone.
-const TRACKING: &str =
-    "table ip kube { chain forward { type filter hook forward priority filter; ct state invalid counter\n}\n}\n";
+const TRACKING: &str = "table ip kube { chain forward { type filter hook forward priority filter; ct state invalid counter\n}\n}\n";
 /// Of the service that is measured.
 const PORTS: u32 = 3;
 
@@ -44,14 +43,8 @@ pub(super) enum Variant {
 }
 
 impl Variant {
-    pub(super) const ALL: [Self; 6] = [
-        Self::Plain,
-        Self::EmptyProgram,
-        Self::Tracked,
-        Self::Nftables,
-        Self::Ours,
-        Self::OursUntracked,
-    ];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Plain, Self::EmptyProgram, Self::Tracked, Self::Nftables, Self::Ours, Self::OursUntracked];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -70,23 +63,22 @@ pub(super) struct Bed {
     pub(super) variant: Variant,
     pub(super) server: Server,
     pod: Pod,
-    /// Served ports.
     services: u32,
+    agent: PathBuf,
     testbed: Testbed,
 }
 
 impl Bed {
     /// With one service.
     pub(super) fn build(variant: Variant, agent: &Path) -> Result<Self> {
-        let options =
-            Options { br_netfilter: false, agent: Some(agent.to_owned()), ..Options::default() };
+        let options = Options { br_netfilter: false, agent: Some(agent.to_owned()), ..Options::default() };
         let testbed = Testbed::weave(options)?;
         for node in testbed.nodes() {
             node.run(&["nft", "flush", "ruleset"])?;
         }
         let pod = testbed.add_pod(2, "server")?;
         let server = Server::start(&pod)?;
-        let mut bed = Self { variant, server, pod, services: 0, testbed };
+        let bed = Self { variant, server, pod, services: 1, agent: agent.to_owned(), testbed };
         match variant {
             Variant::Plain => bed.route()?,
             Variant::EmptyProgram => {
@@ -115,9 +107,9 @@ impl Bed {
                 let cluster = bed.testbed.cluster();
                 cluster.set_service(service)?;
                 cluster.set_endpoints("bench", &[bed.pod.endpoint()])?;
+                bed.reconcile()?;
             }
         }
-        bed.fill(1)?;
         bed.verify()?;
         Ok(bed)
     }
@@ -134,19 +126,32 @@ impl Bed {
         }
     }
 
-    /// Makes it that many services of one port each; the one that is measured counts for its three ports.
+    /// Makes it that many services of one port each; the one that is measured counts for its three ports. Those that
+    /// nobody asks are written by a program, since an agent takes a while to read 10,000 manifests. Routes do not know of
+    /// services.
     pub(super) fn fill(&mut self, services: u32) -> Result<()> {
         let first = std::mem::replace(&mut self.services, services).max(PORTS);
+        if services <= first {
+            return Ok(());
+        }
         match self.variant {
-            Variant::Plain | Variant::EmptyProgram | Variant::Tracked => Ok(()),
+            Variant::Plain | Variant::EmptyProgram | Variant::Tracked => {}
             Variant::Nftables => {
-                self.testbed.node(1).feed(&["nft", "-f", "-"], &moby::fill(first, services))
+                self.testbed.node(1).feed(&["nft", "-f", "-"], &moby::fill(first, services))?;
             }
             Variant::Ours | Variant::OursUntracked => {
-                write_services(&self.testbed, first, services)?;
-                self.reconcile()
+                let program = self.agent.with_file_name("examples").join("fill_services");
+                let ports = [FILLERS + first, FILLERS + services].map(|port| port.to_string());
+                let mut command = Command::new(program);
+                command.arg(self.testbed.pins(1)).arg(ADDRESS.to_string()).args(ports);
+                sh::output(&mut command)?;
+                let served = self.testbed.ask_agent(1, &["services", "-o", "json"])?;
+                let served: serde_json::Value = serde_json::from_str(&served)?;
+                let count = served.as_array().map_or(0, Vec::len);
+                ensure!(count == services as usize, "{count} ports are served, not {services}");
             }
         }
+        Ok(())
     }
 
     /// Starts agents, waits until all is in the maps, and ends them: packets do not need them, and what they do meanwhile
@@ -154,13 +159,10 @@ impl Bed {
     fn reconcile(&self) -> Result<()> {
         let mut agents: Vec<Process> =
             [1, 2].into_iter().map(|node| self.testbed.start_agent(node, &[])).collect::<Result<_>>()?;
-        let ports = self.services.max(PORTS) as usize;
-        wait::until(&format!("{ports} served ports on n1"), AGENTS, || {
+        wait::until("an answer through the agents' work", AGENTS, || {
             for agent in &mut agents {
                 ensure!(agent.is_running()?, "an agent has ended: {}", agent.log()?.trim());
             }
-            let served = served_ports(&self.testbed)?;
-            ensure!(served == ports, "{served} are served");
             probe::echo(self.client(), self.address(), &self.server, Duration::from_millis(200)).map(drop)
         })?;
         for agent in agents {
@@ -187,12 +189,9 @@ impl Bed {
     fn verify(&self) -> Result<()> {
         let what = || format!("the testbed with {}", self.variant.name());
         probe::echo(self.client(), self.address(), &self.server, AGENTS).with_context(what)?;
-        let (seen, port) = probe::seen_client(self.client(), self.address(), &self.server).with_context(what)?;
-        ensure!(
-            seen == (self.testbed.client_address(), port).into(),
-            "{}: the pod has seen {seen}",
-            what()
-        );
+        let (seen, port) =
+            probe::seen_client(self.client(), self.address(), &self.server).with_context(what)?;
+        ensure!(seen == (self.testbed.client_address(), port).into(), "{}: the pod has seen {seen}", what());
         if matches!(self.variant, Variant::Ours | Variant::OursUntracked) {
             let reasons = self.testbed.ask_agent(1, &["reasons"])?;
             for reason in ["forward_redirect", "reply_redirect"] {
@@ -201,55 +200,4 @@ impl Bed {
         }
         Ok(())
     }
-}
-
-/// Services `first..end` beside the one that is measured: a port each of the same address, ten endpoints on n2.
-pub(in crate::bench) fn write_services(testbed: &Testbed, first: u32, end: u32) -> Result<()> {
-    for start in (first..end).step_by(FILE as usize) {
-        let mut text = String::new();
-        for number in start..end.min(start + FILE) {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{}", service(number));
-        }
-        testbed.cluster().write(&format!("fill-{start}.yaml"), &text)?;
-    }
-    Ok(())
-}
-
-fn service(number: u32) -> String {
-    let first = u32::from(Ipv4Addr::new(10, 40, 0, 0)) + number * ENDPOINTS;
-    let endpoints: Vec<_> = (first..first + ENDPOINTS)
-        .map(|address| {
-            let address = Ipv4Addr::from(address);
-            format!("{{addresses: [{address}], nodeName: n2, conditions: {{ready: true, serving: true}}}}")
-        })
-        .collect();
-    format!(
-        "---
-apiVersion: v1
-kind: Service
-metadata: {{name: fill-{number}, namespace: default}}
-spec:
-  type: LoadBalancer
-  loadBalancerClass: reweave.levk.dev/node-address
-  loadBalancerIP: {ADDRESS}
-  ports: [{{protocol: TCP, port: {port}, targetPort: 8080}}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: fill-{number}-1, namespace: default, labels: {{kubernetes.io/service-name: fill-{number}}}}}
-addressType: IPv4
-ports: [{{protocol: TCP, port: 8080}}]
-endpoints: [{endpoints}]
-",
-        port = 20_000 + number,
-        endpoints = endpoints.join(", "),
-    )
-}
-
-/// How many entries n1's `services` map has.
-pub(in crate::bench) fn served_ports(testbed: &Testbed) -> Result<usize> {
-    let printed = testbed.ask_agent(1, &["services", "-o", "json"])?;
-    let services: serde_json::Value = serde_json::from_str(&printed)?;
-    services.as_array().map(Vec::len).context("services are no list")
 }
