@@ -3,7 +3,7 @@
 
 use crate::datapath::attach::{AttachError, Device, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
-use crate::datapath::plan::{self, Observed, Operation};
+use crate::datapath::plan::{self, Observed, Operation, Rest};
 use crate::node::interfaces::Roles;
 use crate::node::{nft, return_path, sysctl};
 use crate::policy::extend::{HolderWanted, Wanted, WantedService};
@@ -233,13 +233,18 @@ impl Reconciler {
     fn serve(&mut self, wanted: &BTreeMap<ServiceKey, WantedService>) -> Result<Vec<String>, ReconcileError> {
         let mut problems = Vec::new();
         let mut done = 0;
+        let mut rest = Rest::default();
         for key in self.changed(wanted)? {
             let plan = plan::service(&key, wanted.get(&key), self.observed()?);
             done += plan.operations.len();
             // A plan that left something out is made again in every pass: room may have come free.
             let is_whole = plan.problems.is_empty();
             problems.extend(plan.problems);
-            self.apply(&plan.operations)?;
+            self.begin(plan.operations, &mut rest)?;
+            if rest.is_full() {
+                self.finish(std::mem::take(&mut rest))?;
+            }
+            // An error on the way makes all of it forgotten.
             match wanted.get(&key) {
                 Some(service) if is_whole => {
                     self.reached.insert(key, service.clone());
@@ -249,6 +254,7 @@ impl Reconciler {
                 }
             }
         }
+        self.finish(rest)?;
         if !self.is_tidy {
             let orphans = plan::orphans(self.observed()?);
             self.apply(&orphans)?;
@@ -280,15 +286,36 @@ impl Reconciler {
     }
 
     fn apply(&mut self, operations: &[Operation]) -> Result<(), ReconcileError> {
+        say(operations);
+        self.change(|observed, maps| observed.apply(maps, operations))
+    }
+
+    fn begin(&mut self, operations: Vec<Operation>, rest: &mut Rest) -> Result<(), ReconcileError> {
+        say(&operations);
+        self.change(|observed, maps| observed.begin(maps, operations, rest))
+    }
+
+    fn finish(&mut self, rest: Rest) -> Result<(), ReconcileError> {
+        self.change(|observed, maps| observed.finish(maps, rest))
+    }
+
+    /// After an error nobody knows what the maps hold.
+    fn change(
+        &mut self,
+        change: impl FnOnce(&mut Observed, &mut Maps) -> Result<(), MapsError>,
+    ) -> Result<(), ReconcileError> {
         let Some(observed) = self.observed.as_mut() else { return Ok(()) };
-        for operation in operations {
-            debug!(?operation, "map");
-        }
-        let result = observed.apply(&mut self.maps, operations);
+        let result = change(observed, &mut self.maps);
         if result.is_err() {
             self.look_again();
         }
         Ok(result?)
+    }
+}
+
+fn say(operations: &[Operation]) {
+    for operation in operations {
+        debug!(?operation, "map");
     }
 }
 

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Set-up, build, check, test, bench and demo of reweave-lb")]
+#[command(name = "cargo xtask", about = "Set-up, build, check, test, demo and bench of reweave-lb")]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -32,10 +32,10 @@ enum Command {
     Generate(generate::Args),
     /// Every test, as root (asks for sudo if need be)
     Test,
-    /// What it costs: a table, and JSON in target/bench
-    Bench(bench::Args),
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
     Demo(demo::Args),
+    /// What it costs: each number beside its goal, as a table and as target/bench/*.json
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -46,8 +46,8 @@ fn main() -> ExitCode {
         Command::Check => check::run(),
         Command::Generate(args) => generate::run(&args),
         Command::Test => test::run(),
-        Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     if let Err(error) = outcome {
         // Without the backtrace: it shows our own walk, the chain says what went wrong.

@@ -64,6 +64,24 @@ pub struct Observed {
     interfaces: BTreeMap<u32, Interface>,
 }
 
+/// What is left of plans that were begun: the exchanges of their tables, in one call for all of them, and what comes
+/// behind those. A slot that is given back there is not given to another of these plans, since it is in use until then.
+#[derive(Debug, Default)]
+pub struct Rest {
+    rings: Vec<(u32, Vec<u32>)>,
+    after: Vec<Operation>,
+}
+
+impl Rest {
+    /// Each new table is an open file until all are in place; 1,024 are a common limit.
+    const AT_ONCE: usize = 512;
+
+    /// Whether it is time to finish.
+    pub fn is_full(&self) -> bool {
+        self.rings.len() >= Self::AT_ONCE
+    }
+}
+
 impl Observed {
     /// Reads the maps.
     ///
@@ -124,6 +142,38 @@ impl Observed {
         Ok(())
     }
 
+    /// Begins a plan: does what comes before the exchange of its table, and leaves the exchange and what comes behind it
+    /// to [`Observed::finish`], together with those of other plans.
+    ///
+    /// # Errors
+    /// The first that failed.
+    pub fn begin(
+        &mut self,
+        maps: &mut Maps,
+        mut operations: Vec<Operation>,
+        rest: &mut Rest,
+    ) -> Result<(), MapsError> {
+        let exchange = operations.iter().position(|operation| matches!(operation, Operation::SetRing(..)));
+        let mut behind = operations.split_off(exchange.unwrap_or(operations.len())).into_iter();
+        self.apply(maps, &operations)?;
+        if let Some(Operation::SetRing(service, ring)) = behind.next() {
+            rest.rings.push((service, ring));
+        }
+        rest.after.extend(behind);
+        Ok(())
+    }
+
+    /// Finishes the plans that were begun.
+    ///
+    /// # Errors
+    /// The first that failed.
+    pub fn finish(&mut self, maps: &mut Maps, rest: Rest) -> Result<(), MapsError> {
+        let Rest { rings, after } = rest;
+        maps.set_rings(&rings)?;
+        self.rings.extend(rings);
+        self.apply(maps, &after)
+    }
+
     /// What the maps hold after an operation.
     fn note(&mut self, operation: &Operation) {
         match operation {
@@ -131,7 +181,10 @@ impl Observed {
             Operation::SetRing(service, ring) => {
                 self.rings.insert(*service, ring.clone());
             }
-            Operation::ClearStats(_) => {}
+            // The id is about to be used.
+            Operation::ClearStats(service) => {
+                self.free_services.remove(service);
+            }
             Operation::SetService(key, service) => {
                 self.free_services.remove(&service.id);
                 self.strays.remove(key);
