@@ -94,6 +94,7 @@ reasons! {
     55 DropNoRing Drop "drop_no_ring" "The service has no table yet: the agent is about to write it."
     56 DropRejectFailed Drop "drop_reject_failed" "The answer to a refused packet could not be built."
     57 DropTooBig Drop "drop_too_big" "Larger than the way to the backend allows, and no answer is due."
+    58 DropIcmpRedirect Drop "drop_icmp_redirect" "An ICMP redirect of this node to a pod: it would lead the answers to one client past the node, all to one holder."
 }
 
 /// Number of slots in the `outcomes` map: room for new reasons without a new layout.

@@ -55,9 +55,15 @@ pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
 /// Whether the packet comes from an endpoint that this node forwards to.
 #[inline(always)]
 pub(crate) fn is_own_endpoint(key: &FlowKey) -> bool {
+    forwards(key, EndpointHolders::SELF)
+}
+
+/// Whether the holder with `mark` still forwards to the endpoint that sends under `key`.
+#[inline(always)]
+pub(crate) fn forwards(key: &FlowKey, mark: u8) -> bool {
     let endpoint = EndpointKey::new(key.source, key.source_port, key.protocol);
     // SAFETY: read at once.
-    unsafe { ENDPOINTS.get(endpoint) }.is_some_and(|holders| holders.contains(EndpointHolders::SELF))
+    unsafe { ENDPOINTS.get(endpoint) }.is_some_and(|holders| holders.contains(mark))
 }
 
 /// Brings the connection's entry up to date, or makes one.
@@ -146,9 +152,10 @@ fn may_take_over(reply: &Reply, parsed: &Parsed, (mark, holders): (u8, &Endpoint
                 || !holders.contains(reply.mark)
                 || !reply::is_live(reply, parsed.key.protocol, now)
         }
-        // A connection to an address of this node itself.
+        // A connection to an address of this node itself, which may have moved away.
         ReplyKind::Translate => {
-            !crate::flow::is_live(&parsed.key.with_destination(reply.address, reply.port), now)
+            !holders.contains(EndpointHolders::SELF)
+                || !crate::flow::is_live(&parsed.key.with_destination(reply.address, reply.port), now)
         }
     }
 }

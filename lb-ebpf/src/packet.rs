@@ -53,6 +53,13 @@ impl<'a> Packet<'a> {
         unsafe { (*self.skb()).ifindex }
     }
 
+    /// Whether this node itself made the packet: it came in on no interface.
+    #[inline(always)]
+    pub(crate) fn is_from_this_node(&self) -> bool {
+        // SAFETY: as in `len`.
+        unsafe { (*self.skb()).ingress_ifindex == 0 }
+    }
+
     /// The protocol of the frame as the kernel has it, host order: 0x0800 for IPv4.
     #[inline(always)]
     pub(crate) fn ether_type(&self) -> u16 {

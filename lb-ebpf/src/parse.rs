@@ -200,6 +200,15 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
     })
 }
 
+/// Whether it is an ICMP redirect (RFC 792, type 5), without IP options, as the kernel sends them.
+#[inline(always)]
+pub(crate) fn is_icmp_redirect(packet: &Packet<'_>) -> bool {
+    const REDIRECT: u8 = 5;
+    packet.ether_type() == ETHER_TYPE_IPV4
+        && packet.read::<Frame>(0).is_some_and(|frame| frame.ip.protocol == Protocol::ICMP.number())
+        && packet.read::<[u8; 2]>(ETH_LEN + IPV4_LEN).is_some_and(|icmp| icmp[0] == REDIRECT)
+}
+
 #[inline(always)]
 fn read_frame(packet: &Packet<'_>) -> Step<Frame> {
     if let Some(frame) = packet.read::<Frame>(0) {

@@ -5,7 +5,7 @@ use crate::{
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
-    parse::{Parsed, parse},
+    parse::{Parsed, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
     reject, service,
 };
@@ -18,6 +18,9 @@ use lb_common::{
     reason::Reason,
     service::Service,
 };
+
+/// What every overlay takes, bytes of an IP packet (RFC 8200's minimum): no need to ask.
+const SMALL: u16 = 1280;
 
 /// A packet that came in.
 #[inline(always)]
@@ -82,6 +85,11 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         let plan = answer::leaving(&parsed)?;
         return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
     }
+    // A marked answer leaves by the bridge that it came in on, and so the stack tells the pod of a shorter way. The pod
+    // would remember it for the client, whichever holder its next connection comes through.
+    if packet.is_from_this_node() && is_icmp_redirect(packet) {
+        return drop(Reason::DropIcmpRedirect);
+    }
     // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it.
     if byte != 0 {
         config::set_mark_byte(packet, 0);
@@ -110,6 +118,14 @@ fn to_service(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Pl
 fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> Step<Plan> {
     let backend = &connection.backend;
     if connection.path == Path::Stack {
+        // The stack's own "fragmentation needed" would quote the backend's address, which no socket of the client knows.
+        if parsed.ip.dont_fragment()
+            && parsed.ip.total_length > SMALL
+            && let forward::Route::TooBig { mtu } =
+                forward::route(packet, parsed, parsed.key.source, backend.address)
+        {
+            return too_big(mtu);
+        }
         return through_stack(backend);
     }
     if let Some(entry) = &connection.entry

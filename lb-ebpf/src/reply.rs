@@ -1,6 +1,6 @@
 //! Replies by the backend's 5-tuple: what becomes of a packet that a backend sends.
 
-use crate::{config, flow, parse::Tcp};
+use crate::{config, flow, holder, parse::Tcp};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{HashMap, LruHashMap},
@@ -111,19 +111,20 @@ pub(crate) fn forget(key: &FlowKey) {
 #[inline(always)]
 pub(crate) fn claim(key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
     if let Some(entry) = established(key) {
-        if !is_free(&entry, owner, now) {
+        if !is_free(&entry, key, owner, now) {
             return false;
         }
         forget(key);
     }
-    handshake(key).is_none_or(|entry| is_free(&entry, owner, now))
+    handshake(key).is_none_or(|entry| is_free(&entry, key, owner, now))
 }
 
 #[inline(always)]
-fn is_free(entry: &Entry, owner: &FlowKey, now: u32) -> bool {
+fn is_free(entry: &Entry, key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
     let reply = entry.get();
     match reply.kind() {
-        ReplyKind::Mark => !is_live(&reply, owner.protocol, now),
+        // Or its holder has let go of it: the address may have moved here, and its connections with it.
+        ReplyKind::Mark => !is_live(&reply, owner.protocol, now) || !holder::forwards(key, reply.mark),
         ReplyKind::Translate => {
             let other = owner.with_destination(reply.address, reply.port);
             other == *owner || !flow::is_live(&other, now)

@@ -28,7 +28,8 @@ pub(crate) fn is_connected(packet: &Packet<'_>, parsed: &Parsed) -> bool {
         },
     };
     let size = size_of::<bpf_sock_tuple__bindgen_ty_1__bindgen_ty_1>() as u32;
-    let netns = BPF_F_CURRENT_NETNS as u64;
+    // All ones: the helper takes it as a signed number.
+    let netns = i64::from(BPF_F_CURRENT_NETNS).cast_unsigned();
     if parsed.is_udp() {
         // SAFETY: tuple and its size agree; the reference is released in `looks`.
         looks(unsafe { bpf_sk_lookup_udp(packet.ctx(), &raw mut tuple, size, netns, 0) }, is_connected_udp)

@@ -2,6 +2,7 @@
 
 use crate::host::Host;
 use crate::process::Process;
+use crate::wait;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
@@ -22,20 +23,30 @@ impl Capture {
         let label = format!("capture-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let file = host.files().join(format!("{}-{label}.pcap", host.name()));
         let path = file.to_str().context("the run's directory is not UTF-8")?;
-        // Each packet is written when it is seen, so the end of the capture loses none.
-        let mut tcpdump = host.spawn(
-            &label,
-            &["tcpdump", "-n", "-U", "--immediate-mode", "-Z", "root", "-i", device, "-w", path, filter],
-        )?;
+        // Each packet is written when it is seen. The kernel keeps room for a packet of full length for each, so short ones
+        // (two kB, in 16 MiB) make room for many.
+        let mut words = vec!["tcpdump", "-n", "-U", "--immediate-mode", "-s", "2048", "-B", "16384"];
+        words.extend(["-Z", "root", "-i", device, "-w", path, filter]);
+        let mut tcpdump = host.spawn(&label, &words)?;
         tcpdump.await_log("listening on", Duration::from_secs(5))?;
         Ok(Self { tcpdump, file })
     }
 
-    /// Ends it.
+    /// Ends it, once every packet until now is in the file.
     ///
     /// # Errors
-    /// When tcpdump does not end well.
+    /// When tcpdump does not end well, or missed packets.
     pub fn finish(mut self) -> Result<Captured> {
+        wait::until("tcpdump has read all packets", Duration::from_secs(5), || {
+            // It says: "tcpdump: 3 packets captured, 3 packets received by filter, 0 packets dropped by kernel".
+            self.tcpdump.signal(Signal::SIGUSR1)?;
+            let log = self.tcpdump.log()?;
+            let line =
+                log.lines().rfind(|line| line.contains("captured, ")).context("it says nothing yet")?;
+            let counts: Vec<u64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            ensure!(matches!(counts[..], [captured, received, 0] if captured == received), "{line}");
+            Ok(())
+        })?;
         self.tcpdump.signal(Signal::SIGINT)?;
         let status = self.tcpdump.wait(Duration::from_secs(5))?;
         ensure!(status.success(), "tcpdump: {status}: {}", self.tcpdump.log()?.trim());
@@ -60,6 +71,18 @@ impl Captured {
     /// # Errors
     /// When tshark cannot be run or does not like the filter.
     pub fn packets(&self, filter: &str) -> Result<Vec<String>> {
+        self.tshark(filter, &[])
+    }
+
+    /// One field of tshark's (`ip.len`) of each packet that matches.
+    ///
+    /// # Errors
+    /// As [`Captured::packets`].
+    pub fn field(&self, filter: &str, field: &str) -> Result<Vec<String>> {
+        self.tshark(filter, &["-T", "fields", "-e", field])
+    }
+
+    fn tshark(&self, filter: &str, more: &[&str]) -> Result<Vec<String>> {
         let output = Command::new("tshark")
             .arg("-n")
             .args(
@@ -70,6 +93,7 @@ impl Captured {
             .arg("-r")
             .arg(&self.file)
             .args(["-Y", filter])
+            .args(more)
             .output()
             .context("cannot run tshark")?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -83,9 +107,11 @@ impl Captured {
     /// # Errors
     /// As [`Captured::packets`].
     pub fn bad_checksums(&self) -> Result<Vec<String>> {
-        // 0 is "bad" in tshark's enumeration.
+        // 0 is "bad" in tshark's enumeration. It calls 0xffff bad where 0 is right, which sum up the same, and the kernel
+        // writes 0xffff for TCP as well (skb_checksum_help, CSUM_MANGLED_0).
         self.packets(
-            "ip.checksum.status == 0 || tcp.checksum.status == 0 || udp.checksum.status == 0 || icmp.checksum.status == 0",
+            "ip.checksum.status == 0 || (tcp.checksum.status == 0 && tcp.checksum != 0xffff) || \
+             udp.checksum.status == 0 || icmp.checksum.status == 0",
         )
     }
 }

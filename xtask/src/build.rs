@@ -19,6 +19,6 @@ pub(crate) fn agent() -> Result<PathBuf> {
 }
 
 /// Named to cargo as well, so that the agent is where the README says whatever the user's configuration.
-fn target() -> PathBuf {
+pub(crate) fn target() -> PathBuf {
     sh::workspace().join("target")
 }

@@ -1,6 +1,6 @@
-//! `cargo xtask check`: formatting and lints.
+//! `cargo xtask check`: formatting, generated documents and lints.
 
-use crate::{bpf_toolchain, setup, sh};
+use crate::{bpf_toolchain, generate, setup, sh};
 use anyhow::{Result, ensure};
 use std::env::consts::ARCH;
 
@@ -8,6 +8,8 @@ pub(crate) fn run() -> Result<()> {
     setup::run()?;
     sh::say("formatting of every crate");
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
+    sh::say("documents whose content stands in the code");
+    generate::run(&generate::Args::CHECK)?;
     sh::say("lints of the crates for the host, their tests included");
     sh::run(sh::cargo().args(["clippy", "--all-targets", "--", "--deny", "warnings"]))?;
     sh::say("lints of the packet program, for the BPF target");

@@ -21,7 +21,7 @@ const WEB: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 101), 80);
 /// Held by n2.
 const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 102), 53);
 /// For one request, and for what an agent should do at once.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

@@ -5,6 +5,7 @@ mod bpf_toolchain;
 mod build;
 mod check;
 mod demo;
+mod generate;
 mod setup;
 mod sh;
 mod test;
@@ -13,7 +14,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Set-up, build, check, test, bench and demo of reweave-lb")]
+#[command(name = "cargo xtask", about = "Set-up, build, check, test, demo and bench of reweave-lb")]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -25,14 +26,16 @@ enum Command {
     Setup,
     /// Build the agent, with the packet program inside: target/release/lb-agent
     Build,
-    /// Formatting and lints of every crate, warnings denied
+    /// Formatting and lints of every crate, warnings denied, and generated documents
     Check,
+    /// Write the documents whose content stands in the code: docs/reasons.md, docs/maps.md
+    Generate(generate::Args),
     /// Every test, as root (asks for sudo if need be)
     Test,
-    /// What it costs: a table, and JSON in target/bench
-    Bench(bench::Args),
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
     Demo(demo::Args),
+    /// What it costs: each number beside its goal, as a table and as target/bench/*.json
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -41,9 +44,10 @@ fn main() -> ExitCode {
         Command::Setup => setup::run(),
         Command::Build => build::run(),
         Command::Check => check::run(),
+        Command::Generate(args) => generate::run(&args),
         Command::Test => test::run(),
-        Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Bench(args) => bench::run(args),
     };
     if let Err(error) = outcome {
         // Without the backtrace: it shows our own walk, the chain says what went wrong.

@@ -1,5 +1,6 @@
 //! `lb-agent plan`: what a node would do with these manifests, without touching anything.
 
+use super::render::{aligned, print};
 use crate::model::{Desired, Forward, Port};
 use crate::policy::extend::{Options, Wanted, WantedService, WantedState};
 use crate::policy::{compute, explain, wanted};
@@ -11,7 +12,6 @@ use lb_common::service::ServiceKey;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 /// Arguments of `lb-agent plan`.
@@ -80,14 +80,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     print(&text)?;
     Ok(())
-}
-
-/// A reader that has seen enough (`| head`) is no error.
-fn print(text: &str) -> io::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// A mistyped name would look like a node that has nothing to do.
@@ -198,17 +190,4 @@ fn section(f: &mut fmt::Formatter<'_>, title: &str, lines: &[String]) -> fmt::Re
         writeln!(f, "  none")?;
     }
     lines.iter().try_for_each(|line| writeln!(f, "  {line}"))
-}
-
-/// Rows as lines, each column as wide as its widest cell.
-fn aligned(rows: &[Vec<String>]) -> Vec<String> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    rows.iter().map(line).collect()
 }

@@ -142,9 +142,21 @@ pub fn load_unpinned(limits: &Limits, config: &Config) -> Result<Ebpf, LoadError
 fn verify(mut ebpf: Ebpf) -> Result<Ebpf, LoadError> {
     for name in PROGRAMS {
         let program = classifier(&mut ebpf, name)?;
-        program.load().map_err(|source| LoadError::Verify { name, source })?;
+        let mut attempts = 1..ATTEMPTS;
+        while let Err(source) = program.load() {
+            if !was_interrupted(&source) || attempts.next().is_none() {
+                return Err(LoadError::Verify { name, source });
+            }
+        }
     }
     Ok(ebpf)
+}
+
+/// The verifier gives up with EAGAIN when a signal is pending for the process; libbpf tries five times as well.
+const ATTEMPTS: u32 = 5;
+
+fn was_interrupted(error: &ProgramError) -> bool {
+    matches!(error, ProgramError::LoadError { io_error, .. } if io_error.raw_os_error() == Some(libc::EAGAIN))
 }
 
 /// One of [`PROGRAMS`].

@@ -1,8 +1,12 @@
 //! The packet program and its maps: loading, attaching, reading back and writing.
 
 pub mod attach;
+mod clsact;
 pub mod load;
 pub mod maps;
 pub mod pins;
+pub mod plan;
+pub mod sweep;
 mod sys;
+mod tcx;
 pub mod testrun;

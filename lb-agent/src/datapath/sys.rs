@@ -133,3 +133,69 @@ pub(super) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the variant for this command is the descriptor alone.
     unsafe { bpf(BPF_LINK_DETACH, &mut attr) }.map(drop)
 }
+
+/// `BPF_LINK_TYPE_TCX`.
+const LINK_TYPE_TCX: u32 = 11;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_LINK_GET_NEXT_ID: libc::c_long = 31;
+
+/// The first fields of `struct bpf_link_info`, as a TCX link fills them.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct LinkInfo {
+    kind: u32,
+    id: u32,
+    /// Id of the program in it.
+    pub(super) program: u32,
+    /// The union behind is aligned to eight bytes.
+    padding: u32,
+    /// Index of the interface, 0 once that is gone.
+    pub(super) interface: u32,
+    attach_type: u32,
+}
+
+impl LinkInfo {
+    pub(super) fn is_tcx(&self) -> bool {
+        self.kind == LINK_TYPE_TCX
+    }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// What a link is.
+pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let mut info = LinkInfo::default();
+    let mut attr = InfoAttr {
+        fd: map_fd(link),
+        length: u32::try_from(size_of::<LinkInfo>()).unwrap_or(0),
+        info: std::ptr::from_mut(&mut info).expose_provenance() as u64,
+    };
+    // SAFETY: the kernel writes at most `length` bytes to `info`.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    Ok(info)
+}
+
+/// The ids of all links of the machine.
+pub(super) fn link_ids() -> impl Iterator<Item = io::Result<u32>> {
+    let mut last = Some(0);
+    std::iter::from_fn(move || {
+        let mut attr = IdAttr { id: last?, ..IdAttr::default() };
+        // SAFETY: the variant for this command, without addresses.
+        match unsafe { bpf(BPF_LINK_GET_NEXT_ID, &mut attr) } {
+            Ok(_) => {
+                last = Some(attr.next_id);
+                Some(Ok(attr.next_id))
+            }
+            Err(error) => {
+                last = None;
+                (error.raw_os_error() != Some(libc::ENOENT)).then_some(Err(error))
+            }
+        }
+    })
+}

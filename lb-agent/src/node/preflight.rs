@@ -18,6 +18,8 @@ const NET_ADMIN: u32 = 12;
 const SYS_ADMIN: u32 = 21;
 const BPF: u32 = 39;
 
+const DEVICES: &str = "devices";
+
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
@@ -84,6 +86,11 @@ struct DeviceFacts {
     name: String,
     forwards: Result<bool, sysctl::Error>,
     rp_filter: Result<u8, sysctl::Error>,
+}
+
+/// Whether what this check misses may come later by itself, as the CNI's devices do after a boot.
+pub fn may_come(check: &Check) -> bool {
+    check.name == DEVICES
 }
 
 /// Checks the node; changes nothing.
@@ -253,7 +260,7 @@ fn capabilities(effective: Option<u64>) -> Check {
 }
 
 fn devices(roles: &Result<Roles, RolesUnknown>) -> Check {
-    let name = "devices";
+    let name = DEVICES;
     match roles {
         Ok(roles) => {
             let names = |devices: &[interfaces::Interface]| {

@@ -178,7 +178,8 @@ fn frame(random: &mut Rng) -> Frame {
         _ => (other, random.choice([served, backend, client]).unwrap()),
     };
     let frame = match random.u8(..20) {
-        0 => Frame::protocol(random.u8(..), from.0, to.0),
+        // ICMP half the time.
+        0 => Frame::protocol(if random.bool() { 1 } else { random.u8(..) }, from.0, to.0),
         1..8 => {
             let frame = Frame::udp(from, to);
             if random.u8(..4) == 0 { frame.without_checksum() } else { frame }
@@ -207,7 +208,11 @@ fn tcp(random: &mut Rng, from: End, to: End) -> Frame {
 fn dress(random: &mut Rng, mut frame: Frame) -> Frame {
     frame = frame.ttl(random.choice([64, 64, 64, 64, 255, 2, 1, 0]).unwrap());
     let length = random.choice([0, 0, 0, 1, 2, 9, 100, 1337, 1371, 1400]).unwrap();
-    let payload: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(length).collect();
+    let mut payload: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(length).collect();
+    if let Some(first) = payload.first_mut().filter(|_| random.u8(..8) == 0) {
+        // Of ICMP, a redirect.
+        *first = 5;
+    }
     frame = frame.payload(&payload);
     if random.bool() {
         frame = frame.dont_fragment();

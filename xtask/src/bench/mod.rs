@@ -1,38 +1,98 @@
 //! `cargo xtask bench`: what the load balancer costs, beside what else could be done, in one run.
 
+mod apply;
+mod compute;
+mod example;
+mod memory;
+mod moby;
+mod net;
 mod packet;
 mod report;
+mod stats;
 
-use crate::{setup, sh};
+use crate::{build, setup, sh};
 use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use nix::unistd::geteuid;
+use report::Report;
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
 
-/// Which part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to measure; everything by default
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// Measure this agent and the examples beside it, instead of building them
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// Nanoseconds per packet, by BPF_PROG_TEST_RUN
     Packet,
+    /// Packets, connections and throughput in the testbed, beside plain routing and nftables
+    Net,
+    /// One endpoint's change in the maps, beside nftables
+    Apply,
+    /// The policy
+    Compute,
+    /// The agent and its maps
+    Memory,
 }
 
-/// `cargo xtask bench [PART]`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The part to run; all of them unless named
-    part: Option<Part>,
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Packet => "packet",
+            Self::Net => "net",
+            Self::Apply => "apply",
+            Self::Compute => "compute",
+            Self::Memory => "memory",
+        }
+    }
 }
 
-pub(crate) fn run(Args { part }: Args) -> Result<()> {
-    setup::run()?;
-    let parts = part.map_or_else(|| vec![Part::Packet], |part| vec![part]);
+pub(crate) fn run(args: Args) -> Result<()> {
+    let Args { parts, agent } = args;
+    let parts = if parts.is_empty() { Part::value_variants().to_vec() } else { parts };
+    let agent = match agent {
+        Some(agent) => agent,
+        None => {
+            setup::run()?;
+            let agent = build::agent()?;
+            example::build()?;
+            agent
+        }
+    };
+    if !geteuid().is_root() {
+        return again_as_root(&parts, agent);
+    }
     let mut missed = Vec::new();
     for part in parts {
-        let (name, report) = match part {
-            Part::Packet => ("packet", packet::run()?),
+        let report = match part {
+            Part::Packet => packet::run()?,
+            Part::Net => Report::new(net::run(&agent)?),
+            Part::Apply => Report::new(apply::run(&agent)?),
+            Part::Compute => Report::new(compute::run(&agent)?),
+            Part::Memory => Report::new(memory::run(&agent)?),
         };
         print!("{}", report.table());
-        let file = report.write(name)?;
+        let file = report.write(part.name())?;
         sh::say(&format!("as JSON: {}", file.display()));
         missed.extend(report.missed());
     }
     ensure!(missed.is_empty(), "goals missed: {}", missed.join(", "));
     Ok(())
+}
+
+/// Only what follows needs root; what was built stays the user's.
+fn again_as_root(parts: &[Part], agent: PathBuf) -> Result<()> {
+    sh::say("sudo: benches make network namespaces and load BPF programs");
+    let mut command = Command::new("sudo");
+    command.arg(env::current_exe()?).arg("bench").args(parts.iter().map(|part| part.name()));
+    command.arg("--agent").arg(agent);
+    sh::run(&mut command)
 }

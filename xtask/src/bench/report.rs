@@ -25,6 +25,21 @@ pub(crate) struct Line {
 }
 
 impl Line {
+    /// A number without a goal.
+    pub(crate) fn new(name: impl Into<String>, value: f64, unit: &str) -> Self {
+        Self { name: name.into(), value, unit: unit.to_owned(), at_most: None, at_least: None, met: None }
+    }
+
+    /// With a goal: no more than this.
+    pub(crate) fn at_most(self, most: f64) -> Self {
+        Self { at_most: Some(most), ..self }
+    }
+
+    /// With a goal: no less than this.
+    pub(crate) fn at_least(self, least: f64) -> Self {
+        Self { at_least: Some(least), ..self }
+    }
+
     fn judged(mut self) -> Self {
         let goals =
             [self.at_most.map(|most| self.value <= most), self.at_least.map(|least| self.value >= least)];

@@ -90,6 +90,7 @@ pub(crate) fn expired_flow_gives_way() -> Case {
 pub(crate) fn tuple_of_another_holder_is_taken() -> Case {
     Case::new(|lab| {
         one(lab);
+        lab.endpoint(REMOTE, Protocol::TCP, &[17]);
         let key = Frame::tcp(REMOTE, CLIENT).key();
         lab.maps.replies.insert(&key, &Reply::mark(17, State::Established, now())).unwrap();
     })
@@ -100,6 +101,16 @@ pub(crate) fn tuple_of_another_holder_is_taken() -> Case {
     .then(|lab| {
         let key = Frame::tcp(REMOTE, CLIENT).key();
         lab.maps.replies.insert(&key, &Reply::mark(17, State::Closed, now())).unwrap();
+    })
+    .goes_to(&first_to_other(), REMOTE)
+}
+
+/// A holder that forwards to the endpoint no more has let go of its connections: the address may have moved here.
+pub(crate) fn tuple_that_a_holder_let_go_is_free() -> Case {
+    Case::new(|lab| {
+        one(lab);
+        let key = Frame::tcp(REMOTE, CLIENT).key();
+        lab.maps.replies.insert(&key, &Reply::mark(17, State::Established, now())).unwrap();
     })
     .goes_to(&first_to_other(), REMOTE)
 }

@@ -54,3 +54,15 @@ pub(crate) fn foreign_on_the_uplink() -> Case {
     )
     .send(egress(Device::Uplink, Frame::protocol(1, LOCAL.0, CLIENT.0)).passes(Reason::PassOtherProtocol))
 }
+
+/// A redirect of this node would lead a pod's answers past it; other ICMP of the node goes to its pods as ever, and what
+/// leaves by the uplink is not looked at.
+pub(crate) fn icmp_redirects() -> Case {
+    let icmp = |kind: u8| Frame::protocol(1, [10, 32, 0, 1], LOCAL.0).payload(&[kind, 1, 0, 0, 10, 32, 0, 2]);
+    Case::new(remote)
+        .send(egress(Device::Pods, icmp(5)).dropped(Reason::DropIcmpRedirect))
+        .send(egress(Device::Overlay, icmp(5)).dropped(Reason::DropIcmpRedirect))
+        .send(egress(Device::Pods, icmp(3)).passes(Reason::PassForeign))
+        .send(egress(Device::Pods, icmp(8)).passes(Reason::PassForeign))
+        .send(egress(Device::Uplink, icmp(5)).passes(Reason::PassOtherProtocol))
+}

@@ -5,6 +5,7 @@ use crate::frame::Frame;
 use crate::lab::{CLIENT, Device, HOLDER, HOLDER_2, LOCAL, Lab, SERVED, now};
 use lb_common::addr::{Port, Protocol};
 use lb_common::flow::{Flow, Path, Reply, State};
+use lb_common::holder::EndpointHolders;
 use lb_common::reason::Reason;
 
 fn node(lab: &mut Lab) {
@@ -207,19 +208,35 @@ pub(crate) fn moved_holder_goes_on() -> Case {
 
 /// The tuple of a connection to an address of this node itself.
 pub(crate) fn own_connection_keeps_its_tuple() -> Case {
-    let key = forward().key().reversed();
     let own = Frame::tcp(CLIENT, SERVED).key();
     Case::new(move |lab| {
-        node(lab);
-        let flow = Flow::new(0, 1, 1, Path::Stack, State::Established, now());
-        lab.maps.flows.insert(&own, &flow).unwrap();
-        let reply = Reply::translate(own.destination, Port::new(SERVED.1), 0, Path::Stack, now());
-        lab.maps.replies.insert(&key, &reply).unwrap();
+        own_connection(lab);
+        lab.endpoint(LOCAL, Protocol::TCP, &[HOLDER.1, EndpointHolders::SELF]);
     })
     .send(ingress(Device::Overlay, forward().syn()).dropped(Reason::DropHolderConflict))
     .then(move |lab| lab.maps.flows.remove(&own).unwrap())
     .recognised(&forward().syn())
     .marked(&forward(), Place::Handshakes(State::Opening), HOLDER.1)
+}
+
+/// A connection to an address of this node that uses the tuple of `forward()`.
+fn own_connection(lab: &mut Lab) {
+    let own = Frame::tcp(CLIENT, SERVED).key();
+    node(lab);
+    let flow = Flow::new(0, 1, 1, Path::Stack, State::Established, now());
+    lab.maps.flows.insert(&own, &flow).unwrap();
+    let reply = Reply::translate(own.destination, Port::new(SERVED.1), 0, Path::Stack, now());
+    lab.maps.replies.insert(&forward().key().reversed(), &reply).unwrap();
+}
+
+/// The address of this node's connection has moved to the holder, and the connection with it: this node forwards to the
+/// endpoint no more.
+pub(crate) fn moved_connection_leaves_its_tuple() -> Case {
+    Case::new(own_connection).recognised(&forward().ack(1)).marked(
+        &forward(),
+        Place::Handshakes(State::PickedUp),
+        HOLDER.1,
+    )
 }
 
 /// A reset without a connection is passed to the pod, and nothing is remembered.

@@ -1,0 +1,242 @@
+//! `lb-agent flows`: the connections that this node remembers.
+
+use super::render::{self, Column, Look, Row, numbers, plain, words};
+use crate::datapath::maps::{Maps, MapsError};
+use crate::datapath::sweep;
+use lb_common::backend::Backend;
+use lb_common::flow::{Flow, FlowKey, Path, Reply, ReplyKind};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+/// Arguments of `lb-agent flows`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only this client's
+    #[arg(long, value_name = "IP")]
+    client: Option<Ipv4Addr>,
+    /// Only those to this address and port
+    #[arg(long, value_name = "IP:PORT")]
+    service: Option<SocketAddrV4>,
+    /// The connections that other holders forward to pods of this node, in place of this node's own
+    #[arg(long, conflicts_with = "service")]
+    replies: bool,
+    /// Print at most so many; 0 prints all
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    limit: usize,
+    #[command(flatten)]
+    look: Look,
+}
+
+/// Which of the two tables an entry is in.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Table {
+    Established,
+    Handshake,
+}
+
+impl Table {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Established => "established",
+            Self::Handshake => "handshake",
+        }
+    }
+}
+
+/// A connection to an address of this node.
+#[derive(Serialize)]
+struct Own {
+    client: Ipv4Addr,
+    client_port: u16,
+    address: Ipv4Addr,
+    port: u16,
+    protocol: &'static str,
+    backend_id: u32,
+    /// None when the slot has been given up or to another endpoint: the flow is dead; so for the port.
+    backend: Option<Ipv4Addr>,
+    backend_port: Option<u16>,
+    state: &'static str,
+    path: &'static str,
+    idle_seconds: u32,
+    table: Table,
+}
+
+impl Row for Own {
+    const COLUMNS: &'static [Column] = &[
+        words("CLIENT"),
+        words("SERVICE"),
+        words("BACKEND"),
+        words("STATE"),
+        words("PATH"),
+        numbers("IDLE"),
+        words("TABLE"),
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let backend =
+            self.backend.zip(self.backend_port).map(|(address, port)| render::socket(address, port));
+        vec![
+            render::socket(self.client, self.client_port),
+            render::served(self.address, self.port, self.protocol),
+            backend.unwrap_or_else(|| "gone".to_owned()),
+            self.state.to_owned(),
+            self.path.to_owned(),
+            format!("{} s", self.idle_seconds),
+            self.table.name().to_owned(),
+        ]
+    }
+}
+
+/// A connection that another holder forwards to a pod of this node.
+#[derive(Serialize)]
+struct Forwarded {
+    client: Ipv4Addr,
+    client_port: u16,
+    backend: Ipv4Addr,
+    backend_port: u16,
+    protocol: &'static str,
+    mark: u8,
+    /// None when the holder has let go of every service.
+    holder: Option<Ipv4Addr>,
+    state: &'static str,
+    idle_seconds: u32,
+    table: Table,
+}
+
+impl Row for Forwarded {
+    const COLUMNS: &'static [Column] = &[
+        words("CLIENT"),
+        words("BACKEND"),
+        numbers("MARK"),
+        words("HOLDER"),
+        words("STATE"),
+        numbers("IDLE"),
+        words("TABLE"),
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            render::socket(self.client, self.client_port),
+            render::served(self.backend, self.backend_port, self.protocol),
+            self.mark.to_string(),
+            render::or_dash(self.holder.map(|address| address.to_string())),
+            self.state.to_owned(),
+            format!("{} s", self.idle_seconds),
+            self.table.name().to_owned(),
+        ]
+    }
+}
+
+/// Prints the connections, sorted by where their packets come from.
+///
+/// # Errors
+/// When there is no datapath, or its maps cannot be read.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let maps = args.look.maps()?;
+    let now = sweep::now();
+    if args.replies {
+        let entries = collect(maps.replies.list()?, maps.handshake_replies.list()?, |key, reply: &Reply| {
+            reply.kind() == ReplyKind::Mark && args.wants_client(key.destination.into())
+        });
+        args.look.print_rows(&forwarded(&maps, args.limited(&entries), now)?)
+    } else {
+        let entries = collect(maps.flows.list()?, maps.handshakes.list()?, |key, _| {
+            args.wants_client(key.source.into()) && args.wants_service(key)
+        });
+        args.look.print_rows(&own(&maps, args.limited(&entries), now)?)
+    }
+}
+
+impl Args {
+    fn wants_client(&self, client: Ipv4Addr) -> bool {
+        self.client.is_none_or(|wanted| wanted == client)
+    }
+
+    fn wants_service(&self, key: &FlowKey) -> bool {
+        let served = SocketAddrV4::new(key.destination.into(), key.destination_port.number());
+        self.service.is_none_or(|wanted| wanted == served)
+    }
+
+    /// As many as are asked for. That there are more is said beside the answer, not in it.
+    fn limited<'a, T>(&self, entries: &'a [T]) -> &'a [T] {
+        if self.limit == 0 || entries.len() <= self.limit {
+            return entries;
+        }
+        let (limit, total) = (self.limit, entries.len());
+        eprintln!("lb-agent: {limit} of {total} connections; choose some by address, or raise --limit");
+        &entries[..limit]
+    }
+}
+
+/// The entries of both tables that are wanted, sorted.
+fn collect<V>(
+    established: Vec<(FlowKey, V)>,
+    handshakes: Vec<(FlowKey, V)>,
+    is_wanted: impl Fn(&FlowKey, &V) -> bool,
+) -> Vec<(FlowKey, V, Table)> {
+    let established = established.into_iter().map(|(key, value)| (key, value, Table::Established));
+    let handshakes = handshakes.into_iter().map(|(key, value)| (key, value, Table::Handshake));
+    let mut all: Vec<_> =
+        established.chain(handshakes).filter(|(key, value, _)| is_wanted(key, value)).collect();
+    all.sort_by_key(|(key, ..)| *key);
+    all
+}
+
+fn own(maps: &Maps, entries: &[(FlowKey, Flow, Table)], now: u32) -> Result<Vec<Own>, MapsError> {
+    let backends = maps.backends()?;
+    let rows = entries.iter().map(|(key, flow, table)| {
+        let (client, client_port, protocol) = plain(key.source, key.source_port, key.protocol);
+        let backend = backend_of(&backends, flow);
+        Own {
+            client,
+            client_port,
+            address: key.destination.into(),
+            port: key.destination_port.number(),
+            protocol,
+            backend_id: flow.backend,
+            backend: backend.map(|backend| backend.address.into()),
+            backend_port: backend.map(|backend| backend.port.number()),
+            state: flow.state().name(),
+            path: match flow.path() {
+                Path::Redirect => "redirect",
+                Path::Stack => "stack",
+            },
+            idle_seconds: now.saturating_sub(flow.last_seen),
+            table: *table,
+        }
+    });
+    Ok(rows.collect())
+}
+
+/// The flow's backend, as the packet program would find it.
+fn backend_of<'a>(backends: &'a [Backend], flow: &Flow) -> Option<&'a Backend> {
+    let slot = backends.get(usize::try_from(flow.backend).ok()?)?;
+    slot.serves(flow.generation).then_some(slot)
+}
+
+fn forwarded(
+    maps: &Maps,
+    entries: &[(FlowKey, Reply, Table)],
+    now: u32,
+) -> Result<Vec<Forwarded>, MapsError> {
+    let holders: BTreeMap<u8, Ipv4Addr> =
+        maps.holders.list()?.into_iter().map(|(_, holder)| (holder.mark, holder.address.into())).collect();
+    let rows = entries.iter().map(|(key, reply, table)| {
+        let (backend, backend_port, protocol) = plain(key.source, key.source_port, key.protocol);
+        Forwarded {
+            client: key.destination.into(),
+            client_port: key.destination_port.number(),
+            backend,
+            backend_port,
+            protocol,
+            mark: reply.mark,
+            holder: holders.get(&reply.mark).copied(),
+            state: reply.state().name(),
+            idle_seconds: now.saturating_sub(reply.last_seen),
+            table: *table,
+        }
+    });
+    Ok(rows.collect())
+}

@@ -1,0 +1,77 @@
+//! How the agent is doing, for those who ask: published by the loop after each pass, read by probes and metrics.
+
+use crate::datapath::sweep::Swept;
+use lb_common::service::ServiceKey;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// What the last passes of the loop came to.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    /// When the loop last began a pass: a loop that hangs begins none.
+    pub alive: Option<Instant>,
+    /// When a pass last ended with everything as wanted.
+    pub synced: Option<Instant>,
+    /// How long that pass took.
+    pub duration: Duration,
+    /// Passes that failed since the start.
+    pub failures: u64,
+    /// What an operator should hear about now: why the agent is not ready, or what it leaves out.
+    pub problems: Vec<String>,
+    /// Whether the last pass was a good one.
+    pub is_ready: bool,
+    /// Names of the served ports.
+    pub services: BTreeMap<ServiceKey, (String, String)>,
+    /// The last sweep.
+    pub swept: Swept,
+}
+
+/// For the loop.
+pub type Publisher = watch::Sender<Health>;
+/// For probes and metrics.
+pub type Subscriber = watch::Receiver<Health>;
+
+impl Health {
+    /// A loop that has not begun a pass for so long hangs.
+    const HANGS: Duration = Duration::from_secs(120);
+
+    /// Why the process should be restarted; `None` while it is fine.
+    pub fn hangs(&self, now: Instant) -> Option<String> {
+        let since = now.saturating_duration_since(self.alive?);
+        (since > Self::HANGS).then(|| format!("no pass for {} s", since.as_secs()))
+    }
+
+    /// Why the node is not as wanted; `None` when it is.
+    pub fn not_ready(&self) -> Option<String> {
+        if self.is_ready {
+            return None;
+        }
+        if self.problems.is_empty() {
+            return Some("the first pass is not over".to_owned());
+        }
+        Some(self.problems.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_never_began_or_has_just_begun_is_alive() {
+        let now = Instant::now();
+        assert_eq!(Health::default().hangs(now), None);
+        let health = Health { alive: Some(now), ..Health::default() };
+        assert_eq!(health.hangs(now + Duration::from_secs(100)), None);
+        assert_eq!(health.hangs(now + Duration::from_secs(121)).as_deref(), Some("no pass for 121 s"));
+    }
+
+    #[test]
+    fn not_ready_says_why() {
+        assert!(Health::default().not_ready().unwrap().contains("first pass"));
+        let health = Health { problems: vec!["no bridge".to_owned()], ..Health::default() };
+        assert_eq!(health.not_ready().as_deref(), Some("no bridge"));
+        assert_eq!(Health { is_ready: true, ..health }.not_ready(), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! The examples in `docs/maps.md` are what bpftool prints: `docs/dumps` holds one entry of each map, and this test
+//! compares it with the entry of a real one. `LB_UPDATE_DUMPS=1` writes the files anew.
+
+use crate::datapath::{Datapath, frame, key};
+use lb_agent::datapath::maps::NAMES;
+use lb_common::addr::{Ipv4, Mac, Port, Protocol};
+use lb_common::backend::{Backend, BackendState};
+use lb_common::flow::{Flow, Path, Reply, State};
+use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::interface::Interface;
+use lb_common::reason::Reason;
+use lb_common::service::{Service, ServiceKey};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use std::fs;
+use std::path::Path as FilePath;
+use std::process::Command;
+
+/// The examples' seconds since boot: a day.
+const LAST_SEEN: u32 = 86_400;
+
+/// A datapath with one entry of everything that the examples show.
+fn example() -> Datapath {
+    let mut datapath = Datapath::new();
+    let maps = &mut datapath.maps;
+    let (client, address) = ([198, 51, 100, 10], [192, 0, 2, 101]);
+    let (web, pod) = (Port::new(80), Port::new(8080));
+    maps.interfaces.insert(&1, &Interface::UPLINK).unwrap();
+    maps.services
+        .insert(&ServiceKey::new(Ipv4::new(address), web, Protocol::TCP), &Service { id: 1, flags: 0 })
+        .unwrap();
+    let backend = Backend::new(1, 1, Ipv4::new([10, 32, 1, 1]), pod, BackendState::Active, true);
+    maps.set_backend(1, &backend).unwrap();
+    maps.set_ring(1, &[1, 1, 1]).unwrap();
+    let flow = |state| Flow::new(1, 1, 1, Path::Stack, state, LAST_SEEN);
+    maps.flows.insert(&key(client, 40_001, address, 80), &flow(State::Established)).unwrap();
+    maps.handshakes.insert(&key(client, 40_002, address, 80), &flow(State::Opening)).unwrap();
+    let reply = Reply::translate(Ipv4::new(address), web, 1, Path::Stack, LAST_SEEN);
+    maps.replies.insert(&key([10, 32, 1, 1], 8080, client, 40_001), &reply).unwrap();
+    let marked = Reply::mark(7, State::Opening, LAST_SEEN);
+    maps.handshake_replies.insert(&key([10, 32, 1, 1], 8080, client, 40_003), &marked).unwrap();
+    maps.holders.insert(&Mac::new([2, 10, 32, 0, 0, 2]), &Holder::new(Ipv4::new([10, 32, 0, 2]), 7)).unwrap();
+    let mut holders = EndpointHolders::default();
+    holders.insert(EndpointHolders::SELF);
+    holders.insert(7);
+    maps.endpoints
+        .insert(&EndpointKey::new(Ipv4::new([10, 32, 1, 1]), pod, Protocol::TCP), &holders)
+        .unwrap();
+    datapath
+}
+
+fn bpftool(words: &[&str]) -> String {
+    let output = Command::new("bpftool").args(words).output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// One entry of a map's dump: of an array the one that is used; of counters the first CPU's.
+fn entry(datapath: &Datapath, map: &str) -> String {
+    let index = match map {
+        "rings" => return ring(datapath),
+        "backends" | "service_stats" => 1,
+        "outcomes" => Reason::ForwardStack.number() as usize,
+        _ => 0,
+    };
+    let dump = bpftool(&["map", "dump", "pinned", datapath.pin(map).to_str().unwrap()]);
+    let body = dump.trim().trim_start_matches("[{").trim_end_matches(']').trim_end().trim_end_matches('}');
+    // Entries are indented by four blanks, the values of CPUs by twelve.
+    let entry = body.split("\n    },{").nth(index).unwrap();
+    let first_cpu = entry.split("\n            },{").next().unwrap();
+    // bpftool breaks lines before the end of an array of numbers, and indents all of it by eight.
+    let joined = first_cpu.lines().fold(String::new(), |text, line| match line.trim_start() {
+        end if end.starts_with(']') => text + end,
+        _ => text + "\n" + line.strip_prefix("        ").unwrap_or(line),
+    });
+    joined.trim_end().to_owned()
+}
+
+/// The outer map names the inner maps by id; the example is the inner one.
+fn ring(datapath: &Datapath) -> String {
+    let outer = bpftool(&["-j", "map", "dump", "pinned", datapath.pin("rings").to_str().unwrap()]);
+    let outer: serde_json::Value = serde_json::from_str(&outer).unwrap();
+    let bytes: Vec<u8> = outer[0]["value"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|byte| u8::from_str_radix(byte.as_str().unwrap().trim_start_matches("0x"), 16).unwrap())
+        .collect();
+    let id = u32::from_ne_bytes(bytes.try_into().unwrap());
+    bpftool(&["map", "dump", "id", &id.to_string()])
+}
+
+#[test]
+fn the_documented_examples_are_what_bpftool_prints() {
+    // One CPU counts, so that it is always the first.
+    let mut first = CpuSet::new();
+    first.set(0).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &first).unwrap();
+    let mut datapath = example();
+    let mut dumps: Vec<(&str, String)> = Vec::new();
+    let (counters, tables): (Vec<&str>, Vec<&str>) =
+        NAMES.iter().partition(|map| matches!(**map, "outcomes" | "service_stats"));
+    dumps.extend(tables.iter().map(|map| (*map, entry(&datapath, map))));
+    // Last, since it begins a connection at a time that nobody knows.
+    datapath.receive(&frame(101, 80, Protocol::TCP));
+    dumps.extend(counters.iter().map(|map| (*map, entry(&datapath, map))));
+
+    let directory = FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../docs/dumps");
+    let update = std::env::var_os("LB_UPDATE_DUMPS").is_some();
+    for (map, dump) in dumps {
+        let file = directory.join(format!("{map}.txt"));
+        let dump = format!("{}\n", dump.trim_matches('\n'));
+        if update {
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(&file, &dump).unwrap();
+        }
+        let documented = fs::read_to_string(&file).unwrap_or_default();
+        // Blanks differ between versions of bpftool.
+        let plain = |text: &str| text.split_whitespace().collect::<String>();
+        assert_eq!(plain(&documented), plain(&dump), "{}: LB_UPDATE_DUMPS=1 writes it anew", file.display());
+    }
+}

@@ -1,0 +1,26 @@
+//! Traffic of real programs through the real agents of three nodes, in network namespaces. Who is right is said by
+//! others than us: the servers' own logs, the kernel's sockets, tcpdump and tshark.
+//!
+//! Needs root, and the programs that `cargo xtask setup` installs. Each test has a testbed of its own.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests fail by panicking, like the tests themselves"
+)]
+
+mod client;
+mod echo;
+mod world;
+
+mod address;
+mod bytes;
+mod collisions;
+mod counters;
+mod endpoints;
+mod holders;
+mod moving;
+mod not_ours;
+mod ports;
+mod refusal;
+mod tcp_life;
