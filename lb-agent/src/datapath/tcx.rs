@@ -98,7 +98,11 @@ fn attach(
 fn attached(device: &Device, direction: Direction) -> Result<Vec<u32>, AttachError> {
     let (_, programs) = SchedClassifier::query_tcx(&device.name, direction.attach_type())
         .map_err(failed(&device.name, "ask which programs are attached"))?;
-    Ok(programs.iter().filter(|p| p.name_as_str() == Some(direction.program())).map(|p| p.id()).collect())
+    Ok(programs
+        .iter()
+        .filter(|p| p.name_as_str() == Some(direction.program()))
+        .map(aya::programs::ProgramInfo::id)
+        .collect())
 }
 
 /// Detaches links whose pins were lost: of an agent whose bpffs was unmounted, say.
