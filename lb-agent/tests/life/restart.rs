@@ -65,7 +65,7 @@ fn connections_outlive_restart_kill_and_upgrade() {
 #[test]
 fn fifty_kills_leave_one_of_each() {
     const KILLS: u64 = 50;
-    const MOMENTS: u64 = 400;
+    const MOMENTS: u64 = 300;
     let mut world = World::serving(&[]);
     let load = Load::start(world.testbed.client(), WEB, 2);
     let seed = u64::from(std::process::id());
