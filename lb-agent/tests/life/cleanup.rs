@@ -108,6 +108,7 @@ fn a_node_is_as_before(kind: &str) {
 
     world.start_all(&[&attach]);
     world.await_nodes(kind);
+    world.await_ready();
     world.await_served();
 }
 

@@ -3,7 +3,7 @@
 use crate::clients::Idle;
 use crate::foreign::{self, Foreign};
 use crate::node;
-use crate::world::{PATIENCE, SOON, WEB, World};
+use crate::world::{End, PATIENCE, SOON, WEB, World};
 use anyhow::ensure;
 use aya::programs::links::LinkOrder;
 use std::net::UdpSocket;
@@ -19,7 +19,7 @@ fn clsact_serves_is_adopted_and_gives_way_to_tcx_and_back() {
     let mut world = World::serving(CLSACT);
     let mut idle = Idle::open(world.testbed.client(), 200);
     let load = Load::start(world.testbed.client(), WEB, 2);
-    let steps: [(fn(&mut World, u8), &[&str], &str); 5] = [
+    let steps: [(End, &[&str], &str); 5] = [
         (World::terminate, CLSACT, "clsact"),
         (World::kill, CLSACT, "clsact"),
         (World::kill, &[], "tcx"),

@@ -54,6 +54,11 @@ fn too_many_services_and_backends_are_said_once_and_the_rest_is_served() {
     world.start(2, &[]);
     world.start(3, &[]);
     world.agent(1).await_said("--max-backends");
+    // As in `World::serving`; n1 has a problem, so it never says that it is ready.
+    world.await_nodes("tcx");
+    for node in [2, 3] {
+        world.agent(node).await_said(" ready");
+    }
     wait::until("two backends", PATIENCE, || world.get().map(drop)).unwrap();
     world.cluster().set_service(web2).unwrap();
     world.cluster().set_endpoints("web-2", &[world.pods[0].endpoint()]).unwrap();

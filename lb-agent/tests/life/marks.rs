@@ -68,6 +68,7 @@ fn a_mark_that_connections_carry_is_not_given_away_and_leads_back_until_they_end
     world.start(2, &["--period=1"]);
     world.start(3, ON_N3);
     world.await_nodes("tcx");
+    world.await_ready();
     world.await_served();
     let (ours, other) = (preferred("n1"), next(preferred("n1")));
     let idle = Idle::open(world.testbed.client(), 30);

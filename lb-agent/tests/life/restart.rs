@@ -1,7 +1,7 @@
 //! What stops and starts of the agent cost: nothing.
 
 use crate::clients::{Downloads, Idle};
-use crate::world::{AGENT, WEB, World};
+use crate::world::{AGENT, End, WEB, World};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn connections_outlive_restart_kill_and_upgrade() {
     let upgraded = world.testbed.directory().join("lb-agent-next");
     fs::copy(AGENT, &upgraded).unwrap();
 
-    let steps: [(&str, fn(&mut World, u8), &Path, &[&str]); 4] = [
+    let steps: [(&str, End, &Path, &[&str]); 4] = [
         ("restart", World::terminate, Path::new(AGENT), &[]),
         ("kill", World::kill, Path::new(AGENT), &[]),
         (
@@ -65,7 +65,7 @@ fn connections_outlive_restart_kill_and_upgrade() {
 #[test]
 fn fifty_kills_leave_one_of_each() {
     const KILLS: u64 = 50;
-    const MOMENTS: u64 = 400;
+    const MOMENTS: u64 = 300;
     let mut world = World::serving(&[]);
     let load = Load::start(world.testbed.client(), WEB, 2);
     let seed = u64::from(std::process::id());

@@ -28,6 +28,9 @@ pub(crate) const WEB: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 
 /// The binary that is tested.
 pub(crate) const AGENT: &str = env!("CARGO_BIN_EXE_lb-agent");
 
+/// How an agent ends: [`World::terminate`] or [`World::kill`].
+pub(crate) type End = fn(&mut World, u8);
+
 /// See the module. Everything goes when it is dropped, in this order.
 pub(crate) struct World {
     agents: [Option<Agent>; 3],
