@@ -5,6 +5,7 @@
 mod interfaces;
 mod namespace;
 mod nft;
+mod plans;
 mod preflight;
 mod return_path;
 mod sysctl;

@@ -84,13 +84,26 @@ fn maps(pins: &Path) -> Result<BTreeMap<String, u64>> {
         .as_array()
         .context("rings are no list")?
         .iter()
-        .filter_map(|entry| entry["inner_map_id"].as_u64())
-        .collect();
+        .map(inner_id)
+        .collect::<Result<_>>()?;
     let all = bpftool(&["map", "show"], Path::new(""))?;
     let tables = all.as_array().context("maps are no list")?.iter();
     let tables = tables.filter(|map| map["id"].as_u64().is_some_and(|id| inside.contains(&id)));
     bytes.insert("tables in rings".to_owned(), tables.map(memory).sum::<Result<u64>>()?);
     Ok(bytes)
+}
+
+/// The id of an inner map, which bpftool prints as four bytes in the machine's order.
+fn inner_id(entry: &Value) -> Result<u64> {
+    let bytes: Option<Vec<u8>> = entry["value"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default()
+        .iter()
+        .map(|byte| u8::from_str_radix(byte.as_str()?.strip_prefix("0x")?, 16).ok())
+        .collect();
+    let bytes = bytes.and_then(|bytes| <[u8; 4]>::try_from(bytes).ok());
+    Ok(u32::from_ne_bytes(bytes.with_context(|| format!("{entry} names no map"))?).into())
 }
 
 fn memory(map: &Value) -> Result<u64> {
@@ -155,4 +168,16 @@ fn served_ports(testbed: &Testbed) -> Result<usize> {
     let printed = testbed.ask_agent(1, &["services", "-o", "json"])?;
     let services: Value = serde_json::from_str(&printed)?;
     services.as_array().map(Vec::len).context("services are no list")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inner_map_is_named_by_its_bytes() {
+        let bytes = 139_035_u32.to_ne_bytes().map(|byte| format!("{byte:#04x}"));
+        assert_eq!(inner_id(&serde_json::json!({ "key": [], "value": bytes })).unwrap(), 139_035);
+        assert!(inner_id(&serde_json::json!({ "value": ["0x1b"] })).is_err());
+    }
 }

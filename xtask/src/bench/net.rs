@@ -20,8 +20,8 @@ const ROUNDS: usize = 40;
 const KNOWN: u32 = 4_000;
 const NEW: u16 = 300;
 /// Rounds for connections, and connections in each.
-const TCP_ROUNDS: usize = 20;
-const CONNECTIONS: usize = 200;
+const TCP_ROUNDS: usize = 16;
+const CONNECTIONS: usize = 150;
 /// Rounds for one connection with much to say, and its bytes.
 const BULK_ROUNDS: usize = 8;
 const BULK: usize = 64 << 20;
