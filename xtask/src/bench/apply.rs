@@ -27,7 +27,7 @@ pub(super) fn run(agent: &Path) -> Result<Vec<Line>> {
         };
         lines.push(line("until packets see it", "seen_ms")?.at_most(1.0));
         lines.push(line("until packets see it, p99", "seen_p99_ms")?);
-        lines.push(line("until the kernel has let go of the former table", "ms")?);
+        lines.push(line("until the kernel has let go of the former table", "ms")?.at_most(1.0));
         lines.push(line("all services, from empty maps", "fill_ms")?);
     }
     if let [one, .., many] = ours.as_slice() {
