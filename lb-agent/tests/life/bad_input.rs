@@ -165,7 +165,11 @@ fn what_cannot_start_says_why() {
     let (pins, state) = (pins.to_str().unwrap(), state.to_str().unwrap());
     let manifests = world.cluster().directory().to_str().unwrap().to_owned();
     let run = [AGENT, "run", "--node=n1", "--manifests", &manifests, "--bpffs", pins, "--state-dir"];
-    let fails = |words: &[&str]| format!("{:#}", n1.run(words).unwrap_err());
+    // An agent that starts after all would run for ever.
+    let fails = |words: &[&str]| {
+        let words = [&["timeout", "20"], words].concat();
+        format!("{:#}", n1.run(&words).unwrap_err())
+    };
 
     let second = fails(&[&run[..], &[state]].concat());
     assert!(second.contains("another agent runs this datapath (process "), "{second}");
