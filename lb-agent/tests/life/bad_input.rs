@@ -1,6 +1,6 @@
 //! Manifests, annotations, maps and command lines that are not as they should be.
 
-use crate::world::{AGENT, PATIENCE, SOON, World};
+use crate::world::{AGENT, PATIENCE, SOON, WEB, World};
 use anyhow::ensure;
 use lb_common::addr::{Ipv4, Mac, Port, Protocol};
 use lb_common::backend::{Backend, BackendState};
@@ -69,14 +69,25 @@ fn manifests_that_disappear_and_a_directory_that_is_replaced_are_followed() {
             .unwrap()
             .success()
     );
+    // The first change comes with the new directory, the second is made in it later.
+    fs::remove_file(new.join("service-web.yaml")).unwrap();
     fs::rename(&directory, &old).unwrap();
     fs::rename(&new, &directory).unwrap();
-    world.cluster().remove_service("web").unwrap();
-    wait::until("the change in the new directory", SOON, || {
+    wait::until("the new directory's content", SOON, || {
         ensure!(world.maps(1).services.all()?.is_empty(), "still served");
         Ok(())
     })
     .unwrap();
+    world
+        .cluster()
+        .set_service(testbed::cluster::Service::new("web", *WEB.ip()).tcp(WEB.port(), 8080))
+        .unwrap();
+    wait::until("a change in the new directory", SOON, || {
+        ensure!(!world.maps(1).services.all()?.is_empty(), "not served");
+        Ok(())
+    })
+    .unwrap();
+    world.await_served();
     assert!(world.process(1).is_running().unwrap());
 }
 
@@ -165,7 +176,11 @@ fn what_cannot_start_says_why() {
     let (pins, state) = (pins.to_str().unwrap(), state.to_str().unwrap());
     let manifests = world.cluster().directory().to_str().unwrap().to_owned();
     let run = [AGENT, "run", "--node=n1", "--manifests", &manifests, "--bpffs", pins, "--state-dir"];
-    let fails = |words: &[&str]| format!("{:#}", n1.run(words).unwrap_err());
+    // An agent that starts after all would run for ever.
+    let fails = |words: &[&str]| {
+        let words = [&["timeout", "20"], words].concat();
+        format!("{:#}", n1.run(&words).unwrap_err())
+    };
 
     let second = fails(&[&run[..], &[state]].concat());
     assert!(second.contains("another agent runs this datapath (process "), "{second}");
