@@ -32,7 +32,7 @@ enum Packet {
 
 #[test]
 fn floods_evict_no_established_connection_and_fill_no_table() {
-    let world = World::serving(&["--timeout-closed=1", "--timeout-reset=1", "--period=1"]);
+    let world = World::serving_alone(&["--timeout-closed=1", "--timeout-reset=1", "--period=1"]);
     let udp = SocketAddrV4::new(*WEB.ip(), 53);
     // Nobody listens there: what comes back is an ICMP error, never an answer.
     world.cluster().set_service(Service::new("silent", *udp.ip()).udp(udp.port(), 5_353)).unwrap();

@@ -10,6 +10,7 @@ use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use testbed::cluster::Service;
 use testbed::server::Server;
@@ -31,12 +32,22 @@ pub(crate) const AGENT: &str = env!("CARGO_BIN_EXE_lb-agent");
 /// How an agent ends: [`World::terminate`] or [`World::kill`].
 pub(crate) type End = fn(&mut World, u8);
 
+/// A flood fills the CPUs' queues, which all namespaces share, and the kernel drops what others send meanwhile: it runs alone.
+static MACHINE: RwLock<()> = RwLock::new(());
+
+#[expect(dead_code, reason = "held for as long as the world lives")]
+enum Share {
+    WithOthers(RwLockReadGuard<'static, ()>),
+    Alone(RwLockWriteGuard<'static, ()>),
+}
+
 /// See the module. Everything goes when it is dropped, in this order.
 pub(crate) struct World {
     agents: [Option<Agent>; 3],
     _servers: Vec<Server>,
     pub(crate) pods: Vec<Pod>,
     pub(crate) testbed: Testbed,
+    _share: Share,
 }
 
 /// A running agent and what it has said since its start.
@@ -69,11 +80,15 @@ impl World {
 
     /// Without agents.
     pub(crate) fn with(options: Options) -> Self {
+        Self::build(options, Share::WithOthers(MACHINE.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn build(options: Options, share: Share) -> Self {
         let testbed = Testbed::weave(Options { agent: Some(AGENT.into()), ..options }).unwrap();
         let pods: Vec<Pod> =
             (1..=3).map(|node| testbed.add_pod(node, &format!("web-{node}")).unwrap()).collect();
         let servers = pods.iter().map(|pod| server::http(pod, 8080).unwrap()).collect();
-        let world = Self { agents: [None, None, None], _servers: servers, pods, testbed };
+        let world = Self { agents: [None, None, None], _servers: servers, pods, testbed, _share: share };
         world.cluster().set_service(Service::new("web", *WEB.ip()).tcp(WEB.port(), 8080)).unwrap();
         let endpoints: Vec<_> = world.pods.iter().map(Pod::endpoint).collect();
         world.cluster().set_endpoints("web", &endpoints).unwrap();
@@ -82,14 +97,24 @@ impl World {
 
     /// With agents that serve.
     pub(crate) fn serving(args: &[&str]) -> Self {
-        let mut world = Self::new();
+        Self::new().serve(args)
+    }
+
+    /// The same, while no other test runs.
+    pub(crate) fn serving_alone(args: &[&str]) -> Self {
+        let share = Share::Alone(MACHINE.write().unwrap_or_else(PoisonError::into_inner));
+        Self::build(Options::default(), share).serve(args)
+    }
+
+    fn serve(mut self, args: &[&str]) -> Self {
+        let world = &mut self;
         world.start_all(args);
         // A request before the other nodes recognise the holder leaves a masqueraded entry in their conntrack, which a
         // later connection from the same port would fall into.
         world.await_nodes(if args.contains(&"--attach=clsact") { "clsact" } else { "tcx" });
         world.await_ready();
         world.await_served();
-        world
+        self
     }
 
     pub(crate) fn start_all(&mut self, args: &[&str]) {
