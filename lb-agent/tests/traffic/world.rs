@@ -193,7 +193,8 @@ impl World {
         ensure!(endpoints == asked_endpoints(&wanted), "it knows {endpoints:?}");
         let holders: BTreeSet<_> = maps.holders.all()?.into_keys().collect();
         let asked: BTreeSet<_> = wanted.holders.iter().map(|holder| Mac::new(holder.mac)).collect();
-        ensure!(holders == asked, "it knows the holders {holders:?}");
+        // One that left is known, without an endpoint, until sweeps have found no connection with its mark.
+        ensure!(asked.is_subset(&holders), "it knows the holders {holders:?}");
         Ok(())
     }
 }
