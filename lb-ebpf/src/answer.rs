@@ -10,6 +10,7 @@ use crate::{
 };
 use core::ops::ControlFlow;
 use lb_common::{
+    backend::BackendState,
     flow::{Flow, FlowKey, Path, Reply, ReplyKind, Side, State, Way},
     interface::Interface,
     reason::Reason,
@@ -151,11 +152,17 @@ fn follow(parsed: &Parsed, found: &Found, reply: &Reply) -> Step<()> {
     ControlFlow::Continue(())
 }
 
-/// Whether the packet comes from the backend that the flow has now, not from one that it had before.
+/// Whether the packet comes from the backend that the flow has now, not from one that it had before. Of a backend that is
+/// gone from this node, with its Service perhaps to another holder, the slot tells the generation still: its answers go
+/// on, or else a client that only listens would never speak to the new holder.
 #[inline(always)]
 fn is_from_backend(parsed: &Parsed, flow: &Flow) -> bool {
-    backend::get(flow.backend)
-        .is_some_and(|backend| backend.address == parsed.key.source && backend.port == parsed.key.source_port)
+    backend::get(flow.backend).is_some_and(|backend| match backend.state() {
+        BackendState::Absent => backend.generation == flow.generation,
+        BackendState::Active | BackendState::Draining => {
+            backend.address == parsed.key.source && backend.port == parsed.key.source_port
+        }
+    })
 }
 
 /// Whether a backend's packet alone proves the connection: any answer in UDP, and one other than a reset where
