@@ -29,9 +29,6 @@ static ENDPOINTS: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// How far behind the expected acknowledgement a third packet may be; as in `open`.
-const ACK_WINDOW: u32 = 1 << 20;
-
 /// Ends the walk of a packet that a holder forwarded to a pod here. Everything else goes on.
 #[inline(always)]
 pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
@@ -103,7 +100,7 @@ fn progress(parsed: &Parsed, key: &FlowKey, entry: &reply::Entry, now: u32) -> S
         entry.set_state(State::Reset);
     } else if reply.state().is_over() && parsed.tcp.is_opening() {
         entry.set_state(State::Opening);
-    } else if completes(&reply, parsed.tcp) {
+    } else if parsed.tcp.completes(reply.state(), reply.expected_ack) {
         let mut established = reply;
         established.set_state(State::Established);
         established.last_seen = now;
@@ -113,14 +110,6 @@ fn progress(parsed: &Parsed, key: &FlowKey, entry: &reply::Entry, now: u32) -> S
         reply::end_handshake(key);
     }
     ControlFlow::Continue(())
-}
-
-#[inline(always)]
-fn completes(reply: &Reply, tcp: Tcp) -> bool {
-    reply.state() == State::Answered
-        && !tcp.has(Tcp::SYN)
-        && tcp.has(Tcp::ACK)
-        && tcp.acknowledgement.wrapping_sub(reply.expected_ack) < ACK_WINDOW
 }
 
 #[inline(always)]

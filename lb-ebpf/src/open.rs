@@ -20,9 +20,6 @@ use lb_common::{
 /// all but 2^-15 of such connections find the other. More places cost the verifier more than they bring.
 const TRIES: u32 = 16;
 
-/// How far behind the expected acknowledgement a third packet may be: data of a Fast Open server, in bytes.
-const ACK_WINDOW: u32 = 1 << 20;
-
 /// What is known of the packet's connection.
 pub(crate) struct Connection {
     pub(crate) backend: Backend,
@@ -84,7 +81,7 @@ fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u3
             entry.seen(now);
             if parsed.tcp.has(Tcp::RST) {
                 entry.set_state(State::Reset);
-            } else if completes(&known, parsed.tcp) {
+            } else if parsed.tcp.completes(known.state(), known.expected_ack) {
                 establish(parsed, &known, &backend, now)?;
             }
             return ControlFlow::Continue(Connection::young(backend, known.path()));
@@ -97,16 +94,6 @@ fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u3
         return pass(Reason::PassOwnSocket);
     }
     begin(parsed, service, now)
-}
-
-/// Whether it is the third packet of a handshake whose second we saw. Without the number, anybody could fill the
-/// flow table with packets from addresses that are not theirs.
-#[inline(always)]
-fn completes(flow: &Flow, tcp: Tcp) -> bool {
-    flow.state() == State::Answered
-        && !tcp.has(Tcp::SYN)
-        && tcp.has(Tcp::ACK)
-        && tcp.acknowledgement.wrapping_sub(flow.expected_ack) < ACK_WINDOW
 }
 
 /// Moves a connection from the handshake tables to the flow table, or refuses it.

@@ -7,11 +7,14 @@ use crate::{
 use core::ops::ControlFlow;
 use lb_common::{
     addr::{Ipv4, Mac, Port, Protocol},
-    flow::FlowKey,
+    flow::{FlowKey, State},
     reason::Reason,
 };
 
 const ETHER_TYPE_IPV4: u16 = 0x0800;
+
+/// How far behind the expected acknowledgement a third packet may be: data of a Fast Open server, in bytes.
+const ACK_WINDOW: u32 = 1 << 20;
 
 // The header structs are bytes, aligned to two: frames lie at even addresses, and the BPF backend reads a byte at a
 // time what may lie anywhere.
@@ -145,6 +148,16 @@ impl Tcp {
     #[inline(always)]
     pub(crate) fn has(self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether it is the third packet of a handshake in `state` whose second acknowledged up to `expected`. Without the
+    /// number, anybody could fill the flow table with packets from addresses that are not theirs.
+    #[inline(always)]
+    pub(crate) fn completes(self, state: State, expected: u32) -> bool {
+        state == State::Answered
+            && !self.has(Self::SYN)
+            && self.has(Self::ACK)
+            && self.acknowledgement.wrapping_sub(expected) < ACK_WINDOW
     }
 
     /// Whether it changes a connection's state.
