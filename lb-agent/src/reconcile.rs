@@ -1,7 +1,7 @@
 //! Makes the node as it is wanted: what the kernel holds is read, compared and brought up to date, in an order in which
 //! an address is served only once everything it needs is in place.
 
-use crate::datapath::attach::{AttachError, Device, Hooks};
+use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::plan::{self, Observed, Operation, Rest};
 use crate::node::interfaces::Roles;
@@ -126,12 +126,7 @@ impl Reconciler {
         // Roles before programs: a packet on an interface without a role is nobody's.
         let operations = plan::interfaces(&wanted_interfaces(roles), self.observed()?);
         self.apply(&operations)?;
-        let devices: Vec<Device> = roles
-            .devices()
-            .into_iter()
-            .map(|device| Device { index: device.index, name: device.name.clone() })
-            .collect();
-        for (device, direction) in self.hooks.ensure(&mut self.ebpf, &devices).await? {
+        for (device, direction) in self.hooks.ensure(&mut self.ebpf, &roles.devices()).await? {
             info!(device, %direction, hook = %self.hooks.hook(), "attached the packet program");
         }
         Ok(())

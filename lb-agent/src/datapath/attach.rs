@@ -71,6 +71,15 @@ pub struct Device {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// The programs that it runs.
+    pub directions: &'static [Direction],
+}
+
+impl Device {
+    /// Whether it is among `devices`, with this direction.
+    pub(super) fn is_kept(devices: &[Self], index: u32, direction: Direction) -> bool {
+        devices.iter().any(|device| device.index == index && device.directions.contains(&direction))
+    }
 }
 
 /// Why a program is not where it should be.
@@ -126,7 +135,7 @@ impl Hooks {
         self.hook
     }
 
-    /// Makes these devices, and no others, run the programs of `ebpf`, each exactly once, and asks the kernel whether
+    /// Makes these devices, and no others, run their programs of `ebpf`, each exactly once, and asks the kernel whether
     /// they do. What is right already stays as it is. Answers which programs were put in place.
     ///
     /// # Errors
@@ -138,7 +147,7 @@ impl Hooks {
     ) -> Result<Vec<(String, Direction)>, AttachError> {
         let mut done = Vec::new();
         for device in devices {
-            for direction in Direction::ALL {
+            for &direction in device.directions {
                 let new = match self.hook {
                     Hook::Tcx => tcx::ensure(ebpf, &self.pins, device, direction)?,
                     Hook::Clsact => {
