@@ -40,7 +40,8 @@ pub(super) fn runs(root: &Path) -> Result<()> {
     for (node, agent) in testbed.nodes().iter().zip(&mut agents) {
         wait::until(&format!("/readyz of {}", node.name()), SOON, || {
             ensure!(agent.process.is_running()?, "the agent has ended: {}", agent.process.log()?.trim());
-            http::get(node, PROBES, "/readyz", SOON).map(drop)
+            let ready = http::get(node, PROBES, "/readyz", SOON).map(drop);
+            ready.with_context(|| agent.process.log().unwrap_or_default())
         })?;
     }
     wait::until("an answer through the load balancer", SOON, || {
