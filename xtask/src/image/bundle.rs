@@ -1,9 +1,15 @@
 //! A container of the DaemonSet, as a runtime is told to run it: an OCI configuration
-//! (<https://github.com/opencontainers/runtime-spec>), with what containerd adds for one without privileges.
+//! (<https://github.com/opencontainers/runtime-spec>), with what runtimes add for one without privileges.
 
 use anyhow::{Context as _, Result};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::env::consts::ARCH;
+use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The default profile of CRI-O and Podman, which comes with buildah. containerd's is code, and allows the same of what the
+/// agent calls: `bpf` and `perf_event_open` with `CAP_SYS_ADMIN`.
+const SECCOMP: &str = "/usr/share/containers/seccomp.json";
 
 /// What is on the node, for the directories that the DaemonSet mounts from it: (its path, ours).
 pub(super) type Node<'a> = &'a [(&'a str, PathBuf)];
@@ -46,6 +52,7 @@ pub(super) fn config(
             // Of the network there is none: `hostNetwork`.
             "namespaces": [{ "type": "pid" }, { "type": "ipc" }, { "type": "uts" }, { "type": "mount" }],
             "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
+            "seccomp": seccomp(&capabilities)?,
             "maskedPaths": ["/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"],
         },
     }))
@@ -71,6 +78,42 @@ fn mounts(pod: &Value, container: &Value, node: Node<'_>) -> Result<Vec<Value>> 
         }));
     }
     Ok(mounts)
+}
+
+/// The default profile for a container with these capabilities: `RuntimeDefault`.
+fn seccomp(capabilities: &[String]) -> Result<Value> {
+    let text = fs::read(SECCOMP).with_context(|| format!("{SECCOMP} should have come with buildah"))?;
+    let profile: Value = serde_json::from_slice(&text).with_context(|| format!("{SECCOMP} is broken"))?;
+    let rules = profile["syscalls"].as_array().context("the seccomp profile has no rules")?;
+    let rules: Vec<Value> = rules.iter().filter(|rule| applies(rule, capabilities)).map(plain).collect();
+    Ok(json!({
+        "defaultAction": profile["defaultAction"],
+        "architectures": [format!("SCMP_ARCH_{}", ARCH.to_uppercase())],
+        "syscalls": rules,
+    }))
+}
+
+/// Whether a rule is for this machine and for a container with these capabilities.
+fn applies(rule: &Value, capabilities: &[String]) -> bool {
+    let arch = match ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let list = |when: &str, what: &str| strings(&rule[when][what]).unwrap_or_default();
+    let (arches, caps) = (list("includes", "arches"), list("includes", "caps"));
+    (arches.is_empty() || arches.iter().any(|name| name == arch))
+        && caps.iter().all(|name| capabilities.contains(name))
+        && !list("excludes", "arches").iter().any(|name| name == arch)
+        && !list("excludes", "caps").iter().any(|name| capabilities.contains(name))
+}
+
+/// A rule without its conditions, which OCI does not know.
+fn plain(rule: &Value) -> Value {
+    let known = ["names", "action", "args", "errnoRet"];
+    let kept =
+        known.iter().filter(|key| !rule[**key].is_null()).map(|key| ((*key).to_owned(), rule[*key].clone()));
+    Value::Object(kept.collect::<Map<_, _>>())
 }
 
 fn strings(list: &Value) -> Result<Vec<String>> {
