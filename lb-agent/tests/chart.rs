@@ -19,7 +19,7 @@ fn flags() -> Vec<Arg> {
 }
 
 fn long(flag: &Arg) -> &str {
-    flag.get_long().unwrap_or_else(|| panic!("{} has no long name", flag.get_id()))
+    flag.get_long().expect("every flag has a long name")
 }
 
 fn file(name: &str) -> PathBuf {
@@ -74,11 +74,10 @@ fn schema() -> Value {
         .filter(|flag| !OF_THE_CHART.contains(&long(flag)))
         .map(|flag| (long(flag).to_owned(), property(flag)))
         .collect();
-    let text = fs::read_to_string(file("values.yaml")).unwrap();
-    let values: Value = serde_saphyr::from_str(&text).unwrap();
-    let Value::Object(mut properties) = of_default(&values)["properties"].clone() else {
-        panic!("values.yaml is not a map")
-    };
+    let text = fs::read_to_string(file("values.yaml")).expect("the chart has values.yaml");
+    let values: Value = serde_saphyr::from_str(&text).expect("values.yaml is YAML");
+    let mut properties =
+        of_default(&values)["properties"].as_object().cloned().expect("values.yaml is a map");
     properties.insert(
         "agent".to_owned(),
         json!({
@@ -124,7 +123,7 @@ fn kind(flag: &Arg) -> Value {
     } else if is_number && choices.is_empty() {
         json!({ "type": "integer", "minimum": 0 })
     } else if is_number {
-        json!({ "enum": choices.iter().map(|choice| choice.parse::<u64>().unwrap()).collect::<Vec<_>>() })
+        json!({ "enum": choices.iter().map(|choice| choice.parse::<u64>().expect("a number")).collect::<Vec<_>>() })
     } else if choices.is_empty() {
         json!({ "type": "string" })
     } else {
