@@ -120,3 +120,29 @@ fn strings(list: &Value) -> Result<Vec<String>> {
     let list = list.as_array().context("a list is missing in the manifests")?;
     Ok(list.iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_of_the_seccomp_profile_depend_on_capabilities() {
+        let admin = &["CAP_SYS_ADMIN".to_owned()];
+        let with = json!({ "names": ["bpf"], "includes": { "caps": ["CAP_SYS_ADMIN"] } });
+        assert!(applies(&with, admin) && !applies(&with, &[]));
+        let without = json!({ "names": ["clone"], "excludes": { "caps": ["CAP_SYS_ADMIN"] } });
+        assert!(!applies(&without, admin) && applies(&without, &[]));
+        let elsewhere = json!({ "names": ["s390_runtime_instr"], "includes": { "arches": ["s390"] } });
+        assert!(!applies(&elsewhere, admin));
+        assert_eq!(plain(&with), json!({ "names": ["bpf"] }));
+    }
+
+    #[test]
+    fn only_known_directories_of_the_node_are_mounted() {
+        let pod = json!({ "volumes": [{ "name": "etc", "hostPath": { "path": "/etc" } }] });
+        let container = json!({ "volumeMounts": [{ "name": "etc", "mountPath": "/host/etc" }] });
+        let error = mounts(&pod, &container, &[]).unwrap_err().to_string();
+        assert!(error.contains("/etc of the node"), "{error}");
+        assert_eq!(mounts(&pod, &container, &[("/etc", "/tmp".into())]).unwrap().len(), 4);
+    }
+}
