@@ -1,6 +1,7 @@
-//! `cargo xtask generate`: the documents whose content stands in the code, `docs/reasons.md` and `docs/maps.md`.
+//! `cargo xtask generate`: the documents whose content stands in the code, `docs/reasons.md` and `docs/maps.md`, and the
+//! manifests that are drawn from the chart.
 
-use crate::sh;
+use crate::{manifests, sh};
 use anyhow::{Context as _, Result, bail};
 use lb_common::addr::Mac;
 use lb_common::backend::Backend;
@@ -32,8 +33,9 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stale = Vec::new();
-    for (file, text) in [("docs/reasons.md", reasons()), ("docs/maps.md", maps()?)] {
-        let path = sh::workspace().join(file);
+    let documents = [("docs/reasons.md".to_owned(), reasons()), ("docs/maps.md".to_owned(), maps()?)];
+    for (file, text) in documents.into_iter().chain(manifests::all()?) {
+        let path = sh::workspace().join(&file);
         if fs::read_to_string(&path).is_ok_and(|found| found == text) {
             continue;
         }

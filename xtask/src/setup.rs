@@ -33,7 +33,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 
 /// Installs what is missing and says what it did.
 pub(crate) fn run() -> Result<()> {
-    let mut did = programs()?;
+    let mut did = need(&PROGRAMS)?;
     let (toolchain, installed) = toolchain()?;
     did |= installed;
     did |= linker(&toolchain)?;
@@ -47,14 +47,15 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Whether anything had to be installed; so for the other steps.
-fn programs() -> Result<bool> {
-    let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| find_program(program).is_none()).collect();
+/// Installs these programs where they are missing: each with the packages that may have it. Whether anything had to be
+/// installed; so for the other steps.
+pub(crate) fn need(programs: &[(&str, &[&str])]) -> Result<bool> {
+    let missing: Vec<_> = programs.iter().filter(|(program, _)| find_program(program).is_none()).collect();
     if missing.is_empty() {
         return Ok(false);
     }
     let names: Vec<_> = missing.iter().map(|(program, _)| *program).collect();
-    say(&format!("tests and demo need {}", names.join(", ")));
+    say(&format!("missing: {}", names.join(", ")));
     if find_program("apt-get").is_none() {
         bail!(
             "install these with your distribution's package manager, then run this again: {}",

@@ -9,8 +9,8 @@ use crate::health::Health;
 use crate::http;
 use crate::lock::Lock;
 use crate::metrics;
+use crate::node;
 use crate::node::preflight::{self, Check, Verdict};
-use crate::node::{self, sysctl};
 use crate::policy::extend;
 use crate::reconcile::Reconciler;
 use crate::run::Agent;
@@ -196,12 +196,17 @@ async fn start(args: Args) -> anyhow::Result<()> {
             manifests.display()
         );
     }
-    let (pins, state_dir) = (datapath.pins(), datapath.state_dir);
+    let (pins, sysctls, state_dir) = (datapath.pins(), datapath.sysctls(), datapath.state_dir);
     let _lock = Lock::take(&state_dir)?;
     let netlink = node::connect().context("open a netlink socket")?;
     let (roles, return_path, timeouts) =
         (node_args.role_options(), node_args.return_path(), timeouts.timeouts());
-    let options = preflight::Options { roles: roles.clone(), return_path, service_ports: Vec::new() };
+    let options = preflight::Options {
+        pins: pins.root().to_owned(),
+        roles: roles.clone(),
+        return_path,
+        service_ports: Vec::new(),
+    };
     heed(&preflight::check(&netlink, &options).await)?;
     let config = Config {
         mark_shift: return_path.mark_shift,
@@ -222,7 +227,6 @@ async fn start(args: Args) -> anyhow::Result<()> {
         Attach::Clsact => Hook::Clsact,
     };
     let hooks = Hooks::new(pins.clone(), &state_dir, hook, netlink.clone());
-    let sysctls = sysctl::Record::new(&state_dir);
     let reconciler = Reconciler::new(ebpf, maps, hooks, netlink, return_path, sysctls);
     let (health, watcher) = watch::channel(Health::default());
     if let Some(address) = listen {
