@@ -4,7 +4,7 @@ use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
-use crate::model::{HardwareAddress, Status};
+use crate::model::{HardwareAddress, Node, Status};
 use crate::node::interfaces::{self, RoleOptions, Roles};
 use crate::policy::extend::{self, Options};
 use crate::policy::{compute, node};
@@ -166,10 +166,11 @@ impl Agent {
             }
         }
         let Some(objects) = &memory.objects else { return Ok(()) };
-        let Objects { nodes, annotation_errors, services, slices, ignored: _ } = objects;
-        problems.extend(annotation_errors.iter().map(ToString::to_string));
-        let desired = compute(&self.node, nodes, services, slices);
-        let wanted = extend::wanted(&self.node, nodes, services, slices, &self.policy);
+        let Objects { nodes, services, slices, ignored: _ } = objects;
+        let (nodes, errors): (Vec<Node>, Vec<_>) = nodes.iter().cloned().unzip();
+        problems.extend(errors.into_iter().flatten().map(|error| error.to_string()));
+        let desired = compute(&self.node, &nodes, services, slices);
+        let wanted = extend::wanted(&self.node, &nodes, services, slices, &self.policy);
         problems.extend(desired.problems);
         problems.extend(wanted.problems.iter().cloned());
         problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);

@@ -294,6 +294,7 @@ fn number(port: i32) -> Option<u16> {
 mod tests {
     use super::*;
     use crate::model::{HardwareAddress, SliceEndpoint, SlicePort};
+    use std::sync::Arc;
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -328,12 +329,13 @@ mod tests {
     }
 
     fn mk_endpoint(address: Ipv4Addr, conditions: Conditions, node: Option<&str>) -> SliceEndpoint {
-        SliceEndpoint { addresses: vec![address], conditions, node_name: node.map(str::to_owned) }
+        SliceEndpoint { addresses: vec![address], conditions, node_name: node.map(Arc::from) }
     }
 
     fn mk_slice(service: &str, port: i32, endpoints: Vec<SliceEndpoint>) -> EndpointSlice {
         EndpointSlice {
             namespace: "default".to_owned(),
+            name: service.to_owned(),
             service: service.to_owned(),
             ipv4: true,
             ports: vec![SlicePort { name: String::new(), protocol: "TCP".to_owned(), port: Some(port) }],

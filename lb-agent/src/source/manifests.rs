@@ -133,10 +133,8 @@ impl Reader {
             faults.sort();
             return Err(ManifestError::Broken { faults });
         }
-        let (nodes, errors): (_, Vec<_>) = nodes.values().map(node::parse).unzip();
         Ok(Objects {
-            nodes,
-            annotation_errors: errors.into_iter().flatten().collect(),
+            nodes: nodes.values().map(node::parse).collect(),
             services: services.into_values().collect(),
             slices: slices.into_values().collect(),
             ignored: base.iter().map(|kinds| kinds.ignored).sum(),
