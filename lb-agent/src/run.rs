@@ -1,24 +1,19 @@
 //! The agent's loop: wait for a change, look at objects and node, compute, reconcile, report.
 
+use crate::cluster::Cluster;
 use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
-use crate::model::{HardwareAddress, Node, Status};
-use crate::node::interfaces::{self, RoleOptions, Roles};
+use crate::model::{EndpointSlice, HardwareAddress, Node, Service};
+use crate::node::interfaces::{self, Interface, RoleOptions, Roles};
 use crate::policy::extend::{self, Options};
 use crate::policy::{compute, node};
 use crate::problems::Problems;
 use crate::reconcile::{Busy, Reconciler};
-use crate::report::manifests as report;
-use crate::source::Objects;
-use crate::source::manifests::Reader;
-use crate::source::watch::Watch;
 use anyhow::Context as _;
 use lb_common::config::Timeouts;
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -29,8 +24,6 @@ use tracing::{debug, error, info};
 pub struct Agent {
     /// This node's name.
     pub node: String,
-    /// Where objects come from, and reports go to.
-    pub manifests: PathBuf,
     /// How devices are found.
     pub roles: RoleOptions,
     /// Choices of the policy.
@@ -48,29 +41,32 @@ pub struct Agent {
 /// How soon a pass that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// What a pass could go by.
+enum Seen {
+    Everything,
+    /// Nothing of the cluster's yet.
+    NoObjects,
+}
+
 /// What one pass leaves for the next.
 #[derive(Default)]
 struct Memory {
-    reader: Reader,
-    /// The last good objects.
-    objects: Option<Objects>,
     problems: Problems,
     busy: Busy,
     was_ready: bool,
 }
 
 impl Agent {
-    /// Runs until SIGTERM or SIGINT. The datapath goes on without us.
+    /// Runs until SIGTERM or SIGINT, by what `cluster` shows. The datapath goes on without us.
     ///
     /// # Errors
     /// Something that no later pass could mend: no watch, no signal handler.
-    pub async fn run(self, mut reconciler: Reconciler) -> anyhow::Result<()> {
+    pub async fn run(self, mut reconciler: Reconciler, mut cluster: Cluster) -> anyhow::Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
         // Before the first look, so that no change falls between.
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
-        let mut manifests = Watch::new(&self.manifests, crate::source::watch::Timing::default())?;
         let mut memory = Memory::default();
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
@@ -83,12 +79,12 @@ impl Agent {
         let (mut is_due, mut is_done) = (true, true);
         loop {
             if is_due {
-                is_done = self.pass(&mut reconciler, &mut memory).await;
+                is_done = self.pass(&mut reconciler, &mut cluster, &mut memory).await;
             }
             is_due = true;
             let retry = tokio::time::sleep(if is_done { Duration::MAX } else { RETRY });
             tokio::select! {
-                _ = manifests.tick() => {}
+                () = cluster.changed() => {}
                 changed = node_changes.changed() => changed.context("the node's watch ended")?,
                 _ = period.tick() => {
                     reconciler.look_again();
@@ -117,30 +113,33 @@ impl Agent {
     }
 
     /// One look at everything. False when it should be tried again soon.
-    async fn pass(&self, reconciler: &mut Reconciler, memory: &mut Memory) -> bool {
+    async fn pass(&self, reconciler: &mut Reconciler, cluster: &mut Cluster, memory: &mut Memory) -> bool {
         let begun = Instant::now();
         self.health.send_modify(|health| health.alive = Some(begun));
         let mut problems = BTreeSet::new();
-        let result = self.try_pass(reconciler, memory, &mut problems).await;
-        let is_done = match result {
-            Ok(()) => true,
+        let result = self.try_pass(reconciler, cluster, memory, &mut problems).await;
+        let (is_done, is_ready) = match result {
+            Ok(Seen::Everything) => (true, true),
+            Ok(Seen::NoObjects) => (true, false),
             Err(error) => {
                 problems.insert(format!("{error:#}"));
-                false
+                (false, false)
             }
         };
         self.health.send_modify(|health| {
             health.problems = problems.iter().cloned().collect();
-            // What an operator got wrong in a Service is said, but does not make the node less ready.
-            health.is_ready = is_done && memory.objects.is_some();
-            if health.is_ready {
+            // What an operator got wrong in a Service is said, but does not make the node less ready; nor does an API
+            // that is away.
+            health.is_ready = is_ready;
+            if is_ready {
                 (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
             } else {
                 health.failures += 1;
             }
         });
+        cluster.say(&problems);
         memory.problems.say(problems);
-        if self.health.borrow().is_ready && !std::mem::replace(&mut memory.was_ready, true) {
+        if is_ready && !std::mem::replace(&mut memory.was_ready, true) {
             info!("ready");
         }
         is_done
@@ -149,29 +148,27 @@ impl Agent {
     async fn try_pass(
         &self,
         reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
         memory: &mut Memory,
         problems: &mut BTreeSet<String>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Seen> {
         let interfaces = interfaces::list(&reconciler.netlink).await?;
-        let addresses = interfaces::host_addresses(&interfaces, &self.roles.selection);
         let roles = interfaces::find_roles(&interfaces, &self.roles);
-        self.publish(&addresses, roles.as_ref().ok())?;
+        self.publish(cluster, &interfaces, roles.as_ref().ok())?;
         let roles = roles?;
         reconciler.node(&roles).await?;
-        match memory.reader.read(&self.manifests) {
-            Ok(objects) => memory.objects = Some(objects),
-            // The last good state stays in force; without one, what a former agent left does.
-            Err(error) => {
-                problems.insert(format!("{error}; the last good state stays in force"));
-            }
-        }
-        let Some(objects) = &memory.objects else { return Ok(()) };
-        let Objects { nodes, services, slices, ignored: _ } = objects;
-        let (nodes, errors): (Vec<Node>, Vec<_>) = nodes.iter().cloned().unzip();
-        problems.extend(errors.into_iter().flatten().map(|error| error.to_string()));
-        let desired = compute(&self.node, &nodes, services, slices);
-        let wanted = extend::wanted(&self.node, &nodes, services, slices, &self.policy);
-        problems.extend(desired.problems);
+        let (store, complaints) = cluster.look();
+        problems.extend(complaints);
+        // Without objects, what a former agent left stays in force.
+        let Some(store) = store else { return Ok(Seen::NoObjects) };
+        problems.extend(store.annotation_errors().map(ToString::to_string));
+        let nodes: Vec<Node> = store.nodes().cloned().collect();
+        let services: Vec<Service> = store.services().map(|(_, service)| service.clone()).collect();
+        let slices: Vec<EndpointSlice> =
+            store.services().flat_map(|(name, _)| store.slices(name)).cloned().collect();
+        let desired = compute(&self.node, &nodes, &services, &slices);
+        let wanted = extend::wanted(&self.node, &nodes, &services, &slices, &self.policy);
+        problems.extend(desired.problems.iter().cloned());
         problems.extend(wanted.problems.iter().cloned());
         problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
         self.health.send_modify(|health| {
@@ -179,29 +176,25 @@ impl Agent {
             health.services = names.collect();
         });
         // Only now: a status tells others that the address is served.
-        self.report(&desired.status)
+        cluster.report(&desired)?;
+        Ok(Seen::Everything)
     }
 
     /// Our annotations.
-    fn publish(&self, addresses: &[Ipv4Addr], roles: Option<&Roles>) -> anyhow::Result<()> {
+    fn publish(
+        &self,
+        cluster: &mut Cluster,
+        interfaces: &[Interface],
+        roles: Option<&Roles>,
+    ) -> anyhow::Result<()> {
         let overlay = roles.map(|roles| {
             node::format_weave(roles.overlay_address, &HardwareAddress::from(roles.overlay_mac))
         });
-        let text = node::format_addresses(addresses);
-        if report::write_node(&self.manifests, &self.node, &text, overlay.as_deref())? {
-            info!(addresses = text, overlay, "published this node's addresses");
-        }
-        Ok(())
-    }
-
-    /// The status of the Services that are ours to write.
-    fn report(&self, status: &[Status]) -> anyhow::Result<()> {
-        for Status { namespace, name, address } in status {
-            if report::write_status(&self.manifests, namespace, name, *address)? {
-                info!(namespace, service = name, ?address, "wrote the status");
-            }
-        }
-        Ok(())
+        let addresses =
+            node::format_addresses(&interfaces::host_addresses(interfaces, &self.roles.selection));
+        let host: Vec<_> =
+            interfaces.iter().flat_map(|i| &i.addresses).map(|(address, _)| *address).collect();
+        cluster.publish(&host, &addresses, overlay.as_deref())
     }
 
     /// In a thread of its own: a full table takes a second.

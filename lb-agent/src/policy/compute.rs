@@ -42,7 +42,7 @@ pub fn compute(self_name: &str, nodes: &[Node], services: &[Service], slices: &[
 }
 
 /// Who clears a status that nobody stands for: the single holder of the address it shows, else the first node.
-fn writer<'a>(holders: &Holders<'a>, shown: Shown) -> &'a str {
+pub(super) fn writer<'a>(holders: &Holders<'a>, shown: Shown) -> &'a str {
     let holding = shown.address().map_or(&[][..], |address| holders.of_address(address));
     match (holding, holders.nodes()) {
         ([only], _) => &only.name,

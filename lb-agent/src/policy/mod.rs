@@ -9,6 +9,8 @@ pub mod marks;
 pub mod node;
 pub mod quote;
 pub mod sample;
+pub mod speaker;
+pub mod status;
 
 pub use compute::compute;
 pub use extend::wanted;
