@@ -9,6 +9,7 @@ pub mod marks;
 pub mod node;
 pub mod quote;
 pub mod sample;
+pub mod state;
 
 pub use compute::compute;
 pub use extend::wanted;
