@@ -1,6 +1,7 @@
 //! What the agent knows the cluster by: a directory of manifests, or the Kubernetes API. The loop sees no difference.
 
-use crate::model::{Desired, Node, ServiceName};
+use crate::model::{Desired, ServiceName};
+use crate::policy::index::Holders;
 use crate::policy::{speaker, status};
 use crate::report::kubernetes::Reporter;
 use crate::report::kubernetes::events::{About, about};
@@ -193,15 +194,14 @@ impl Api {
     fn say(&mut self, problems: &BTreeSet<String>) {
         let mut ours: BTreeMap<(About, String), String> = BTreeMap::new();
         let Some(store) = self.source.store() else { return };
-        let nodes: Vec<Node> =
-            if problems.is_empty() { Vec::new() } else { store.nodes().cloned().collect() };
+        let holders = if problems.is_empty() { Holders::default() } else { Holders::of(store.nodes()) };
         let said: Vec<(About, &str)> = problems.iter().filter_map(|problem| about(problem)).collect();
         let said = said.into_iter().filter(|(about, _)| match about {
             About::Service(name) => store
                 .service(name)
-                .is_some_and(|service| speaker::of_service(&nodes, service) == self.node_name),
+                .is_some_and(|service| speaker::of_service(&holders, service) == self.node_name),
             About::Node(name) if *name == self.node_name => true,
-            About::Node(name) => speaker::of_node(&nodes, name) == Some(&self.node_name),
+            About::Node(name) => speaker::of_node(&holders, name) == Some(&self.node_name),
         });
         let said: Vec<(About, &str)> = said.collect();
         for (about, message) in said {

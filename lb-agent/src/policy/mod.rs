@@ -3,13 +3,14 @@
 pub mod compute;
 pub mod explain;
 pub mod extend;
-mod index;
+pub(crate) mod index;
 pub mod maglev;
 pub mod marks;
 pub mod node;
 pub mod quote;
 pub mod sample;
 pub mod speaker;
+pub mod state;
 pub mod status;
 
 pub use compute::compute;

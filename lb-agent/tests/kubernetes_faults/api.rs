@@ -154,11 +154,11 @@ impl Stream {
     }
 
     pub(crate) fn bookmark(&self, version: u64) {
-        self.event("BOOKMARK", &bookmark(version, json!({})));
+        self.event("BOOKMARK", &bookmark(version, &json!({})));
     }
 
     pub(crate) fn list_ends(&self, version: u64) {
-        self.event("BOOKMARK", &bookmark(version, json!({ "k8s.io/initial-events-end": "true" })));
+        self.event("BOOKMARK", &bookmark(version, &json!({ "k8s.io/initial-events-end": "true" })));
     }
 
     /// The connection breaks.
@@ -171,7 +171,7 @@ pub(crate) fn status(code: u16, message: &str) -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": "" })
 }
 
-fn bookmark(version: u64, annotations: Value) -> Value {
+fn bookmark(version: u64, annotations: &Value) -> Value {
     let metadata = json!({ "resourceVersion": version.to_string(), "annotations": annotations });
     json!({ "kind": "Node", "apiVersion": "v1", "metadata": metadata })
 }
@@ -188,7 +188,7 @@ pub(crate) fn node(name: &str, version: u64, addresses: &str) -> Value {
     })
 }
 
-pub(crate) fn service(name: &str, version: u64, wanted: &str, ingress: Value) -> Value {
+pub(crate) fn service(name: &str, version: u64, wanted: &str, ingress: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service",
         "metadata": { "namespace": "default", "name": name, "uid": format!("uid-{name}"), "resourceVersion": version.to_string() },

@@ -54,12 +54,12 @@ async fn a_status_is_written_for_the_version_that_it_was_decided_from() {
     show(&reporter, "4", Some(ADDRESS));
     let (call, patch) = next_status(&mut api).await;
     assert_eq!(patch["metadata"]["resourceVersion"], "4");
-    call.reply(200, &service("web", 5, "192.0.2.1", ingress));
+    call.reply(200, &service("web", 5, "192.0.2.1", &ingress));
     api.quiet(OBJECTS, A_WHILE).await;
     show(&reporter, "5", None);
     let (call, patch) = next_status(&mut api).await;
     assert_eq!(patch["status"], json!({ "loadBalancer": { "ingress": null } }));
-    call.reply(200, &service("web", 6, "192.0.2.1", json!(null)));
+    call.reply(200, &service("web", 6, "192.0.2.1", &json!(null)));
     assert_eq!(stats.snapshot().errors, BTreeMap::new(), "a conflict is no error");
 }
 
@@ -69,7 +69,7 @@ async fn a_server_that_drops_ip_mode_is_told_of_and_not_written_to_in_a_loop() {
     let (reporter, _) = start(&api);
     show(&reporter, "3", Some(ADDRESS));
     let (call, _) = next_status(&mut api).await;
-    call.reply(200, &service("web", 4, "192.0.2.1", json!([{ "ip": "192.0.2.1" }])));
+    call.reply(200, &service("web", 4, "192.0.2.1", &json!([{ "ip": "192.0.2.1" }])));
     while reporter.corrects_ip_mode() {
         tokio::task::yield_now().await;
     }
@@ -77,10 +77,10 @@ async fn a_server_that_drops_ip_mode_is_told_of_and_not_written_to_in_a_loop() {
     assert!(told.len() == 1 && told[0].starts_with("node a: the API server drops ipMode"), "{told:?}");
     // It was upgraded meanwhile.
     show(&reporter, "9", None);
-    next_status(&mut api).await.0.reply(200, &service("web", 10, "192.0.2.1", json!(null)));
+    next_status(&mut api).await.0.reply(200, &service("web", 10, "192.0.2.1", &json!(null)));
     show(&reporter, "10", Some(ADDRESS));
     let ingress = json!([{ "ip": "192.0.2.1", "ipMode": "Proxy" }]);
-    next_status(&mut api).await.0.reply(200, &service("web", 11, "192.0.2.1", ingress));
+    next_status(&mut api).await.0.reply(200, &service("web", 11, "192.0.2.1", &ingress));
     while !reporter.corrects_ip_mode() {
         tokio::task::yield_now().await;
     }
@@ -103,7 +103,7 @@ async fn a_write_that_fails_is_told_and_tried_again() {
     );
     assert_eq!(stats.snapshot().errors, BTreeMap::from([((Operation::Status, "403".to_owned()), 1)]));
     let ingress = json!([{ "ip": "192.0.2.1", "ipMode": "Proxy" }]);
-    call.reply(200, &service("web", 4, "192.0.2.1", ingress));
+    call.reply(200, &service("web", 4, "192.0.2.1", &ingress));
     while !reporter.problems().is_empty() {
         tokio::task::yield_now().await;
     }

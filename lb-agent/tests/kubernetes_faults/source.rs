@@ -24,7 +24,7 @@ async fn mk_world(api: &mut Api, silence: Duration) -> (Kubernetes, Stats, [Stre
     let (mut source, stats) = watch(api, silence);
     let streams = [
         api.list(NODES, 10, &[node("a", 1, "192.0.2.1"), node("b", 2, "192.0.2.2")]).await,
-        api.list(SERVICES, 10, &[service("web", 3, "192.0.2.1", json!(null))]).await,
+        api.list(SERVICES, 10, &[service("web", 3, "192.0.2.1", &json!(null))]).await,
         api.list(SLICES, 10, &[slice("web-1", 4, "web", &["10.0.0.1"])]).await,
     ];
     until(&mut source, |source| source.store().is_some()).await;
@@ -56,7 +56,7 @@ async fn nothing_is_known_before_every_list_is_complete() {
     let mut api = Api::start().await;
     let (mut source, _) = watch(&api, PATIENT);
     let _nodes = api.list(NODES, 10, &[node("a", 1, "192.0.2.1")]).await;
-    let _services = api.list(SERVICES, 10, &[service("web", 3, "192.0.2.1", json!(null))]).await;
+    let _services = api.list(SERVICES, 10, &[service("web", 3, "192.0.2.1", &json!(null))]).await;
     let slices = api.next(SLICES).await.streamed_list();
     slices.event("ADDED", &slice("web-1", 4, "web", &["10.0.0.1"]));
     until(&mut source, |source| source.problems() == ["the first list of endpointslices is not complete"])
@@ -136,7 +136,7 @@ async fn a_server_without_streamed_lists_is_asked_for_pages() {
     api.next(SERVICES).await.refuse(422, "sendInitialEvents is forbidden for watch");
     let page = |name: &str, token: &str| {
         let metadata = json!({ "resourceVersion": "12", "continue": token });
-        let items = [service(name, 3, "192.0.2.1", json!(null))];
+        let items = [service(name, 3, "192.0.2.1", &json!(null))];
         json!({ "kind": "ServiceList", "apiVersion": "v1", "metadata": metadata, "items": items })
     };
     let first = api.next(SERVICES).await;
@@ -147,7 +147,7 @@ async fn a_server_without_streamed_lists_is_asked_for_pages() {
     assert!(source.store().is_none());
     second.reply(200, &page("dns", ""));
     let services = api.next(SERVICES).await.resumed_at(12);
-    services.event("DELETED", &service("dns", 13, "", json!(null)));
+    services.event("DELETED", &service("dns", 13, "", &json!(null)));
     until(&mut source, |source| wanted(source, "web").is_some() && wanted(source, "dns").is_none()).await;
     assert_eq!(source.problems(), [""; 0]);
 }
@@ -244,15 +244,15 @@ async fn what_the_agent_may_not_read_is_named() {
 async fn an_object_that_cannot_be_read_is_named_and_the_others_go_on() {
     let mut api = Api::start().await;
     let (mut source, _, [_, services, _slices]) = mk_world(&mut api, PATIENT).await;
-    let mut broken = service("web", 11, "192.0.2.7", json!(null));
+    let mut broken = service("web", 11, "192.0.2.7", &json!(null));
     broken["spec"]["ports"] = Value::from("none");
     services.event("MODIFIED", &broken);
-    services.event("ADDED", &service("dns", 12, "192.0.2.2", json!(null)));
+    services.event("ADDED", &service("dns", 12, "192.0.2.2", &json!(null)));
     until(&mut source, |source| wanted(source, "dns").is_some()).await;
     assert_eq!(wanted(&mut source, "web").as_deref(), Some("192.0.2.1"), "its last good state");
     let told = source.problems();
     assert!(told.len() == 1 && told[0].starts_with("Service default/web cannot be read"), "{told:?}");
-    services.event("MODIFIED", &service("web", 13, "192.0.2.7", json!(null)));
+    services.event("MODIFIED", &service("web", 13, "192.0.2.7", &json!(null)));
     until(&mut source, |source| source.problems().is_empty()).await;
     assert_eq!(wanted(&mut source, "web").as_deref(), Some("192.0.2.7"));
 }
