@@ -4,21 +4,22 @@ use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
-use crate::model::{HardwareAddress, Node, Status};
+use crate::model::{HardwareAddress, Status};
 use crate::node::interfaces::{self, RoleOptions, Roles};
-use crate::policy::extend::{self, Options};
-use crate::policy::{compute, node};
+use crate::policy::extend::Options;
+use crate::policy::node;
+use crate::policy::state::{Delta, State};
 use crate::problems::Problems;
 use crate::reconcile::{Busy, Reconciler};
 use crate::report::manifests as report;
-use crate::source::Objects;
 use crate::source::manifests::Reader;
+use crate::source::store::Store;
 use crate::source::watch::Watch;
 use anyhow::Context as _;
 use lb_common::config::Timeouts;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -48,15 +49,35 @@ pub struct Agent {
 /// How soon a pass that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// What a pass looks at anew. Everything else is as the last one left it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// Interfaces, sysctls, nftables, programs, rules and routes.
+    node: bool,
+    /// The manifests.
+    objects: bool,
+}
+
+impl Look {
+    const EVERYTHING: Self = Self { node: true, objects: true };
+}
+
 /// What one pass leaves for the next.
-#[derive(Default)]
 struct Memory {
     reader: Reader,
-    /// The last good objects.
-    objects: Option<Objects>,
+    store: Store,
+    /// Whether the store has had good objects.
+    has_objects: bool,
+    /// Why the objects are not the newest.
+    unreadable: Option<String>,
+    policy: State,
+    /// Of the last good look at the node.
+    roles: Option<Roles>,
     problems: Problems,
     busy: Busy,
     was_ready: bool,
+    /// Whether the last pass reached what is wanted.
+    was_done: bool,
 }
 
 impl Agent {
@@ -71,7 +92,7 @@ impl Agent {
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
         let mut manifests = Watch::new(&self.manifests, crate::source::watch::Timing::default())?;
-        let mut memory = Memory::default();
+        let mut memory = Memory::new(State::new(&self.node, self.policy.clone()));
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
             Ok(swept) => memory.busy.marks = swept.marks,
@@ -80,106 +101,153 @@ impl Agent {
         let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
-        let (mut is_due, mut is_done) = (true, true);
+        let mut look = Some(Look::EVERYTHING);
         loop {
-            if is_due {
-                is_done = self.pass(&mut reconciler, &mut memory).await;
+            if let Some(look) = look {
+                self.pass(look, &mut reconciler, &mut memory).await;
             }
-            is_due = true;
-            let retry = tokio::time::sleep(if is_done { Duration::MAX } else { RETRY });
-            tokio::select! {
-                _ = manifests.tick() => {}
-                changed = node_changes.changed() => changed.context("the node's watch ended")?,
+            let retry = tokio::time::sleep(if memory.was_done { Duration::MAX } else { RETRY });
+            // In this order: what changes comes before a comparison, which takes many turns.
+            look = tokio::select! {
+                biased;
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = manifests.tick() => Some(Look { objects: true, ..Look::default() }),
+                changed = node_changes.changed() => {
+                    changed.context("the node's watch ended")?;
+                    Some(Look { node: true, ..Look::default() })
+                }
                 _ = period.tick() => {
                     reconciler.look_again();
                     if sweeping.is_none() {
                         sweeping = Some(self.sweep());
                     }
+                    Some(Look::EVERYTHING)
                 }
                 swept = finished(&mut sweeping) => {
                     sweeping = None;
-                    match swept {
-                        Ok(swept) => {
-                            is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
-                            memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
-                            self.health.send_modify(|health| health.swept = swept);
-                        }
-                        Err(error) => error!("sweep: {error:#}"),
-                    }
+                    self.heed(swept, &reconciler, &mut memory)
                 }
-                () = retry => {}
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-            }
+                () = retry => Some(Look::EVERYTHING),
+                () = std::future::ready(()), if reconciler.is_comparing() => compare(&mut reconciler),
+            };
         }
         info!("stopped; the datapath goes on without the agent, `lb-agent cleanup` removes it");
         Ok(())
     }
 
-    /// One look at everything. False when it should be tried again soon.
-    async fn pass(&self, reconciler: &mut Reconciler, memory: &mut Memory) -> bool {
+    /// The pass that is due after a sweep, if one is.
+    fn heed(
+        &self,
+        swept: anyhow::Result<Swept>,
+        reconciler: &Reconciler,
+        memory: &mut Memory,
+    ) -> Option<Look> {
+        match swept {
+            Ok(swept) => {
+                let is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
+                memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
+                self.health.send_modify(|health| health.swept = swept);
+                is_due.then(Look::default)
+            }
+            Err(error) => {
+                error!("sweep: {error:#}");
+                None
+            }
+        }
+    }
+
+    /// One look, and everything that follows from it.
+    async fn pass(&self, look: Look, reconciler: &mut Reconciler, memory: &mut Memory) {
         let begun = Instant::now();
         self.health.send_modify(|health| health.alive = Some(begun));
-        let mut problems = BTreeSet::new();
-        let result = self.try_pass(reconciler, memory, &mut problems).await;
-        let is_done = match result {
-            Ok(()) => true,
+        let result = self.try_pass(look, reconciler, memory).await;
+        let was_done = std::mem::replace(&mut memory.was_done, result.is_ok());
+        let is_ready = memory.was_done && memory.has_objects;
+        let problems = match result {
+            // Most passes change none, and there may be many.
+            Ok(Said::AsBefore) if was_done => None,
+            Ok(_) => Some(memory.problems_now(reconciler)),
             Err(error) => {
+                let mut problems = memory.problems_now(reconciler);
                 problems.insert(format!("{error:#}"));
-                false
+                Some(problems)
             }
         };
         self.health.send_modify(|health| {
-            health.problems = problems.iter().cloned().collect();
+            if let Some(problems) = &problems {
+                health.problems = problems.iter().cloned().collect();
+            }
             // What an operator got wrong in a Service is said, but does not make the node less ready.
-            health.is_ready = is_done && memory.objects.is_some();
-            if health.is_ready {
+            health.is_ready = is_ready;
+            if is_ready {
                 (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
             } else {
                 health.failures += 1;
             }
         });
-        memory.problems.say(problems);
-        if self.health.borrow().is_ready && !std::mem::replace(&mut memory.was_ready, true) {
+        if let Some(problems) = problems {
+            memory.problems.say(problems);
+        }
+        if is_ready && !std::mem::replace(&mut memory.was_ready, true) {
             info!("ready");
         }
-        is_done
     }
 
     async fn try_pass(
         &self,
+        look: Look,
         reconciler: &mut Reconciler,
         memory: &mut Memory,
-        problems: &mut BTreeSet<String>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Said> {
+        if look.node || memory.roles.is_none() {
+            memory.roles = None;
+            memory.roles = Some(self.look_at_node(reconciler).await?);
+        }
+        let mut said = Said::AsBefore;
+        if look.objects {
+            memory.read(&self.manifests);
+            said = Said::Anew;
+        }
+        let (Some(roles), true) = (&memory.roles, memory.has_objects) else { return Ok(said) };
+        let changes = memory.store.take_changes();
+        let delta = memory.policy.update(&memory.store, changes);
+        self.name_services(&delta, &memory.policy);
+        let is_said = delta.problems;
+        let left_out_changed = reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
+        // Only now: a status tells others that the address is served.
+        self.report(memory.policy.statuses())?;
+        Ok(if is_said || left_out_changed { Said::Anew } else { said })
+    }
+
+    /// What does not depend on any object.
+    async fn look_at_node(&self, reconciler: &mut Reconciler) -> anyhow::Result<Roles> {
         let interfaces = interfaces::list(&reconciler.netlink).await?;
         let addresses = interfaces::host_addresses(&interfaces, &self.roles.selection);
         let roles = interfaces::find_roles(&interfaces, &self.roles);
         self.publish(&addresses, roles.as_ref().ok())?;
         let roles = roles?;
         reconciler.node(&roles).await?;
-        match memory.reader.read(&self.manifests) {
-            Ok(objects) => memory.objects = Some(objects),
-            // The last good state stays in force; without one, what a former agent left does.
-            Err(error) => {
-                problems.insert(format!("{error}; the last good state stays in force"));
-            }
+        Ok(roles)
+    }
+
+    /// For metrics.
+    fn name_services(&self, delta: &Delta, policy: &State) {
+        if delta.services.is_empty() {
+            return;
         }
-        let Some(objects) = &memory.objects else { return Ok(()) };
-        let Objects { nodes, services, slices, ignored: _ } = objects;
-        let (nodes, errors): (Vec<Node>, Vec<_>) = nodes.iter().cloned().unzip();
-        problems.extend(errors.into_iter().flatten().map(|error| error.to_string()));
-        let desired = compute(&self.node, &nodes, services, slices);
-        let wanted = extend::wanted(&self.node, &nodes, services, slices, &self.policy);
-        problems.extend(desired.problems);
-        problems.extend(wanted.problems.iter().cloned());
-        problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
         self.health.send_modify(|health| {
-            let names = wanted.services.iter().map(|(key, s)| (*key, (s.namespace.clone(), s.name.clone())));
-            health.services = names.collect();
+            for key in &delta.services {
+                match policy.served().get(key) {
+                    Some(served) => {
+                        health.services.insert(*key, (served.namespace.clone(), served.name.clone()));
+                    }
+                    None => {
+                        health.services.remove(key);
+                    }
+                }
+            }
         });
-        // Only now: a status tells others that the address is served.
-        self.report(&desired.status)
     }
 
     /// Our annotations.
@@ -195,8 +263,8 @@ impl Agent {
     }
 
     /// The status of the Services that are ours to write.
-    fn report(&self, status: &[Status]) -> anyhow::Result<()> {
-        for Status { namespace, name, address } in status {
+    fn report<'a>(&self, statuses: impl Iterator<Item = &'a Status>) -> anyhow::Result<()> {
+        for Status { namespace, name, address } in statuses {
             if report::write_status(&self.manifests, namespace, name, *address)? {
                 info!(namespace, service = name, ?address, "wrote the status");
             }
@@ -214,6 +282,57 @@ impl Agent {
             Ok(swept)
         })
     }
+}
+
+impl Memory {
+    fn new(policy: State) -> Self {
+        Self {
+            reader: Reader::default(),
+            store: Store::default(),
+            has_objects: false,
+            unreadable: None,
+            policy,
+            roles: None,
+            problems: Problems::default(),
+            busy: Busy::default(),
+            was_ready: false,
+            was_done: false,
+        }
+    }
+
+    /// Brings the store up to the manifests. Where they cannot be read, the last good state stays in force; without one,
+    /// what a former agent left does.
+    fn read(&mut self, manifests: &Path) {
+        self.unreadable = None;
+        match self.reader.read(manifests) {
+            Ok(objects) => {
+                self.store.replace(objects);
+                self.has_objects = true;
+            }
+            Err(error) => self.unreadable = Some(format!("{error}; the last good state stays in force")),
+        }
+    }
+
+    /// What an operator should hear about.
+    fn problems_now(&self, reconciler: &Reconciler) -> BTreeSet<String> {
+        let policy = self.policy.problems().map(|(_, problem)| problem);
+        policy.chain(reconciler.problems()).map(str::to_owned).chain(self.unreadable.clone()).collect()
+    }
+}
+
+/// Whether a pass may have found other problems than the one before.
+enum Said {
+    AsBefore,
+    Anew,
+}
+
+/// Goes on with a comparison. The pass that is due after it, if one is: of the node too, which has a map of its own.
+fn compare(reconciler: &mut Reconciler) -> Option<Look> {
+    let is_due = reconciler.compare().unwrap_or_else(|error| {
+        error!("compare the maps: {error}");
+        true
+    });
+    is_due.then_some(Look { node: true, objects: false })
 }
 
 /// Waits for a sweep that runs; for ever where none does.
