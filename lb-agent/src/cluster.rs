@@ -1,11 +1,12 @@
 //! What the agent knows the cluster by: a directory of manifests, or the Kubernetes API. The loop sees no difference.
 
-use crate::model::{Desired, ServiceName};
+use crate::model::ServiceName;
 use crate::policy::index::Holders;
-use crate::policy::{speaker, status};
+use crate::policy::speaker;
+use crate::policy::state::State;
 use crate::report::kubernetes::Reporter;
 use crate::report::kubernetes::events::{About, about};
-use crate::report::manifests as files;
+use crate::report::manifests::{self as files, ReportError};
 use crate::source::kubernetes::Kubernetes;
 use crate::source::manifests::Reader;
 use crate::source::store::Store;
@@ -39,6 +40,17 @@ pub struct Api {
     node_name: String,
     source: Kubernetes,
     reporter: Reporter,
+}
+
+/// What this node is to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Presence {
+    /// Every IPv4 address of this host, whoever's it is.
+    pub host: Vec<Ipv4Addr>,
+    /// The value of the addresses annotation.
+    pub addresses: String,
+    /// The value of the overlay annotation; none where the node has no overlay (yet).
+    pub weave: Option<String>,
 }
 
 /// This agent must not speak for the Node whose name it was given.
@@ -93,31 +105,34 @@ impl Cluster {
         }
     }
 
-    /// The objects, and what is wrong with their source. While that has nothing good, the last good ones; none if
-    /// there were none yet.
-    pub fn look(&mut self) -> (Option<&mut Store>, Vec<String>) {
+    /// Looks at what is there now; answers with what is wrong between the cluster and this agent.
+    pub fn look(&mut self) -> Vec<String> {
         match self {
-            Self::Manifests(directory) => directory.look(),
+            Self::Manifests(directory) => directory.look().into_iter().collect(),
             Self::Kubernetes(api) => {
                 let mut problems = api.source.problems();
                 problems.extend(api.reporter.problems());
-                (api.source.store(), problems)
+                problems
             }
         }
     }
 
-    /// Publishes what this node holds: the addresses and overlay annotations. `host` are all addresses of this host.
+    /// The objects: the last good ones, none if there were none yet.
+    pub fn store(&mut self) -> Option<&mut Store> {
+        match self {
+            Self::Manifests(directory) => directory.is_read.then_some(&mut directory.store),
+            Self::Kubernetes(api) => api.source.store(),
+        }
+    }
+
+    /// Publishes what this node is to others where that is not shown.
     ///
     /// # Errors
     /// The file cannot be written; or the API's Node of this name is not this host.
-    pub fn publish(&mut self, host: &[Ipv4Addr], addresses: &str, weave: Option<&str>) -> anyhow::Result<()> {
+    pub fn publish(&mut self, presence: &Presence) -> anyhow::Result<()> {
         match self {
-            Self::Manifests(directory) => {
-                if files::write_node(&directory.path, &directory.node_name, addresses, weave)? {
-                    info!(addresses, weave, "published this node's addresses");
-                }
-            }
-            Self::Kubernetes(api) => api.publish(host, addresses, weave.unwrap_or_default())?,
+            Self::Manifests(directory) => directory.publish(presence)?,
+            Self::Kubernetes(api) => api.publish(presence)?,
         }
         Ok(())
     }
@@ -126,17 +141,10 @@ impl Cluster {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn report(&mut self, desired: &Desired) -> anyhow::Result<()> {
+    pub fn report(&mut self, policy: &State) -> anyhow::Result<()> {
         match self {
-            Self::Manifests(directory) => {
-                let writes = status::writes(desired, |name| directory.store.service(name), true);
-                for (ServiceName { namespace, name }, address) in writes {
-                    if files::write_status(&directory.path, &namespace, &name, address)? {
-                        info!(namespace, service = name, ?address, "wrote the status");
-                    }
-                }
-            }
-            Self::Kubernetes(api) => api.report(desired),
+            Self::Manifests(directory) => directory.report(policy)?,
+            Self::Kubernetes(api) => api.report(policy),
         }
         Ok(())
     }
@@ -152,21 +160,39 @@ impl Cluster {
 }
 
 impl Directory {
-    fn look(&mut self) -> (Option<&mut Store>, Vec<String>) {
-        let mut problems = Vec::new();
+    /// Where the manifests cannot be read, the last good state stays in force.
+    fn look(&mut self) -> Option<String> {
         match self.reader.read(&self.path) {
             Ok(objects) => {
                 self.store.replace(objects);
                 self.is_read = true;
+                None
             }
-            Err(error) => problems.push(format!("{error}; the last good state stays in force")),
+            Err(error) => Some(format!("{error}; the last good state stays in force")),
         }
-        (self.is_read.then_some(&mut self.store), problems)
+    }
+
+    fn publish(&self, presence: &Presence) -> Result<(), ReportError> {
+        let Presence { host: _, addresses, weave } = presence;
+        if files::write_node(&self.path, &self.node_name, addresses, weave.as_deref())? {
+            info!(addresses, weave, "published this node's addresses");
+        }
+        Ok(())
+    }
+
+    fn report(&self, policy: &State) -> Result<(), ReportError> {
+        for (ServiceName { namespace, name }, address) in policy.writes(true) {
+            if files::write_status(&self.path, namespace, name, address)? {
+                info!(namespace, service = name, ?address, "wrote the status");
+            }
+        }
+        Ok(())
     }
 }
 
 impl Api {
-    fn publish(&mut self, host: &[Ipv4Addr], addresses: &str, weave: &str) -> Result<(), IdentityError> {
+    fn publish(&mut self, presence: &Presence) -> Result<(), IdentityError> {
+        let Presence { host, addresses, weave } = presence;
         if self.source.store().is_none() {
             return Ok(());
         }
@@ -175,19 +201,14 @@ impl Api {
         if !own.internal.is_empty() && !own.internal.iter().any(|address| host.contains(address)) {
             return Err(IdentityError::AnotherHost { name: name(), shown: own.internal.clone() });
         }
-        self.reporter.annotate(own, addresses, weave);
+        self.reporter.annotate(own, addresses, weave.as_deref().unwrap_or_default());
         Ok(())
     }
 
-    fn report(&mut self, desired: &Desired) {
-        let corrects_ip_mode = self.reporter.corrects_ip_mode();
-        let Some(store) = self.source.store() else { return };
-        let writes = status::writes(desired, |name| store.service(name), corrects_ip_mode);
-        let seen = writes.into_iter().filter_map(|(name, address)| {
-            let seen = self.source.seen(&name)?.clone();
-            Some((name, (seen, address)))
-        });
-        self.reporter.show(seen.collect());
+    fn report(&self, policy: &State) {
+        let writes = policy.writes(self.reporter.corrects_ip_mode());
+        let seen = writes.filter_map(|(name, address)| Some((name, self.source.seen(name)?, address)));
+        self.reporter.show(seen);
     }
 
     /// Only those that this node is to speak of.

@@ -1,14 +1,15 @@
 //! The agent's loop: wait for a change, look at objects and node, compute, reconcile, report.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Presence};
 use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
-use crate::model::{EndpointSlice, HardwareAddress, Node, Service};
+use crate::model::HardwareAddress;
 use crate::node::interfaces::{self, Interface, RoleOptions, Roles};
-use crate::policy::extend::{self, Options};
-use crate::policy::{compute, node};
+use crate::policy::extend::Options;
+use crate::policy::node;
+use crate::policy::state::{Delta, State};
 use crate::problems::Problems;
 use crate::reconcile::{Busy, Reconciler};
 use anyhow::Context as _;
@@ -41,19 +42,35 @@ pub struct Agent {
 /// How soon a pass that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What a pass could go by.
-enum Seen {
-    Everything,
-    /// Nothing of the cluster's yet.
-    NoObjects,
+/// What a pass looks at anew. Everything else is as the last one left it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// Interfaces, sysctls, nftables, programs, rules and routes.
+    node: bool,
+    /// What the cluster shows.
+    objects: bool,
+}
+
+impl Look {
+    const EVERYTHING: Self = Self { node: true, objects: true };
 }
 
 /// What one pass leaves for the next.
-#[derive(Default)]
 struct Memory {
+    /// Whether the cluster has shown all that there is.
+    has_objects: bool,
+    /// What is wrong between the cluster and this agent.
+    complaints: Vec<String>,
+    policy: State,
+    /// What this node is to others.
+    presence: Presence,
+    /// Of the last good look at the node.
+    roles: Option<Roles>,
     problems: Problems,
     busy: Busy,
     was_ready: bool,
+    /// Whether the last pass reached what is wanted.
+    was_done: bool,
 }
 
 impl Agent {
@@ -67,7 +84,7 @@ impl Agent {
         // Before the first look, so that no change falls between.
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
-        let mut memory = Memory::default();
+        let mut memory = Memory::new(State::new(&self.node, self.policy.clone()));
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
             Ok(swept) => memory.busy.marks = swept.marks,
@@ -76,58 +93,89 @@ impl Agent {
         let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
-        let (mut is_due, mut is_done) = (true, true);
+        let mut look = Some(Look::EVERYTHING);
         loop {
-            if is_due {
-                is_done = self.pass(&mut reconciler, &mut cluster, &mut memory).await;
+            if let Some(look) = look {
+                self.pass(look, &mut reconciler, &mut cluster, &mut memory).await;
             }
-            is_due = true;
-            let retry = tokio::time::sleep(if is_done { Duration::MAX } else { RETRY });
-            tokio::select! {
-                () = cluster.changed() => {}
-                changed = node_changes.changed() => changed.context("the node's watch ended")?,
+            let retry = tokio::time::sleep(if memory.was_done { Duration::MAX } else { RETRY });
+            // In this order: what changes comes before a comparison, which takes many turns.
+            look = tokio::select! {
+                biased;
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                () = cluster.changed() => Some(Look { objects: true, ..Look::default() }),
+                changed = node_changes.changed() => {
+                    changed.context("the node's watch ended")?;
+                    Some(Look { node: true, ..Look::default() })
+                }
                 _ = period.tick() => {
                     reconciler.look_again();
                     if sweeping.is_none() {
                         sweeping = Some(self.sweep());
                     }
+                    Some(Look::EVERYTHING)
                 }
                 swept = finished(&mut sweeping) => {
                     sweeping = None;
-                    match swept {
-                        Ok(swept) => {
-                            is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
-                            memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
-                            self.health.send_modify(|health| health.swept = swept);
-                        }
-                        Err(error) => error!("sweep: {error:#}"),
-                    }
+                    self.heed(swept, &reconciler, &mut memory)
                 }
-                () = retry => {}
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-            }
+                () = retry => Some(Look::EVERYTHING),
+                () = std::future::ready(()), if reconciler.is_comparing() => compare(&mut reconciler),
+            };
         }
         info!("stopped; the datapath goes on without the agent, `lb-agent cleanup` removes it");
         Ok(())
     }
 
-    /// One look at everything. False when it should be tried again soon.
-    async fn pass(&self, reconciler: &mut Reconciler, cluster: &mut Cluster, memory: &mut Memory) -> bool {
+    /// The pass that is due after a sweep, if one is.
+    fn heed(
+        &self,
+        swept: anyhow::Result<Swept>,
+        reconciler: &Reconciler,
+        memory: &mut Memory,
+    ) -> Option<Look> {
+        match swept {
+            Ok(swept) => {
+                let is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
+                memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
+                self.health.send_modify(|health| health.swept = swept);
+                is_due.then(Look::default)
+            }
+            Err(error) => {
+                error!("sweep: {error:#}");
+                None
+            }
+        }
+    }
+
+    /// One look, and everything that follows from it.
+    async fn pass(
+        &self,
+        look: Look,
+        reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
+        memory: &mut Memory,
+    ) {
         let begun = Instant::now();
         self.health.send_modify(|health| health.alive = Some(begun));
-        let mut problems = BTreeSet::new();
-        let result = self.try_pass(reconciler, cluster, memory, &mut problems).await;
-        let (is_done, is_ready) = match result {
-            Ok(Seen::Everything) => (true, true),
-            Ok(Seen::NoObjects) => (true, false),
+        let result = self.try_pass(look, reconciler, cluster, memory).await;
+        let was_done = std::mem::replace(&mut memory.was_done, result.is_ok());
+        let is_ready = memory.was_done && memory.has_objects;
+        let problems = match result {
+            // Most passes change none, and there may be many.
+            Ok(Said::AsBefore) if was_done => None,
+            Ok(_) => Some(memory.problems_now(reconciler)),
             Err(error) => {
+                let mut problems = memory.problems_now(reconciler);
                 problems.insert(format!("{error:#}"));
-                (false, false)
+                Some(problems)
             }
         };
         self.health.send_modify(|health| {
-            health.problems = problems.iter().cloned().collect();
+            if let Some(problems) = &problems {
+                health.problems = problems.iter().cloned().collect();
+            }
             // What an operator got wrong in a Service is said, but does not make the node less ready; nor does an API
             // that is away.
             health.is_ready = is_ready;
@@ -137,64 +185,92 @@ impl Agent {
                 health.failures += 1;
             }
         });
-        cluster.say(&problems);
-        memory.problems.say(problems);
+        if let Some(problems) = problems {
+            cluster.say(&problems);
+            memory.problems.say(problems);
+        }
         if is_ready && !std::mem::replace(&mut memory.was_ready, true) {
             info!("ready");
         }
-        is_done
     }
 
     async fn try_pass(
         &self,
+        look: Look,
         reconciler: &mut Reconciler,
         cluster: &mut Cluster,
         memory: &mut Memory,
-        problems: &mut BTreeSet<String>,
-    ) -> anyhow::Result<Seen> {
-        let interfaces = interfaces::list(&reconciler.netlink).await?;
-        let roles = interfaces::find_roles(&interfaces, &self.roles);
-        self.publish(cluster, &interfaces, roles.as_ref().ok())?;
-        let roles = roles?;
-        reconciler.node(&roles).await?;
-        let (store, complaints) = cluster.look();
-        problems.extend(complaints);
-        // Without objects, what a former agent left stays in force.
-        let Some(store) = store else { return Ok(Seen::NoObjects) };
-        problems.extend(store.annotation_errors().map(ToString::to_string));
-        let nodes: Vec<Node> = store.nodes().cloned().collect();
-        let services: Vec<Service> = store.services().map(|(_, service)| service.clone()).collect();
-        let slices: Vec<EndpointSlice> =
-            store.services().flat_map(|(name, _)| store.slices(name)).cloned().collect();
-        let desired = compute(&self.node, &nodes, &services, &slices);
-        let wanted = extend::wanted(&self.node, &nodes, &services, &slices, &self.policy);
-        problems.extend(desired.problems.iter().cloned());
-        problems.extend(wanted.problems.iter().cloned());
-        problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
-        self.health.send_modify(|health| {
-            let names = wanted.services.iter().map(|(key, s)| (*key, (s.namespace.clone(), s.name.clone())));
-            health.services = names.collect();
-        });
+    ) -> anyhow::Result<Said> {
+        let mut said = Said::AsBefore;
+        if look.objects {
+            memory.complaints = cluster.look();
+            said = Said::Anew;
+        }
+        if look.node || memory.roles.is_none() {
+            self.look_at_node(reconciler, cluster, memory).await?;
+        } else {
+            // Somebody may have removed it.
+            cluster.publish(&memory.presence)?;
+        }
+        let (Some(roles), Some(store)) = (&memory.roles, cluster.store()) else { return Ok(said) };
+        memory.has_objects = true;
+        let changes = store.take_changes();
+        let delta = memory.policy.update(store, changes);
+        self.name_services(&delta, &memory.policy);
+        let is_said = delta.problems;
+        let left_out_changed = reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
         // Only now: a status tells others that the address is served.
-        cluster.report(&desired)?;
-        Ok(Seen::Everything)
+        cluster.report(&memory.policy)?;
+        Ok(if is_said || left_out_changed { Said::Anew } else { said })
     }
 
-    /// Our annotations.
-    fn publish(
+    /// What does not depend on any object, but for the Node that it is published on.
+    async fn look_at_node(
         &self,
+        reconciler: &mut Reconciler,
         cluster: &mut Cluster,
-        interfaces: &[Interface],
-        roles: Option<&Roles>,
+        memory: &mut Memory,
     ) -> anyhow::Result<()> {
-        let overlay = roles.map(|roles| {
+        memory.roles = None;
+        let interfaces = interfaces::list(&reconciler.netlink).await?;
+        let roles = interfaces::find_roles(&interfaces, &self.roles);
+        memory.presence = self.presence(&interfaces, roles.as_ref().ok());
+        cluster.publish(&memory.presence)?;
+        let roles = roles?;
+        reconciler.node(&roles).await?;
+        memory.roles = Some(roles);
+        Ok(())
+    }
+
+    fn presence(&self, interfaces: &[Interface], roles: Option<&Roles>) -> Presence {
+        let weave = roles.map(|roles| {
             node::format_weave(roles.overlay_address, &HardwareAddress::from(roles.overlay_mac))
         });
-        let addresses =
-            node::format_addresses(&interfaces::host_addresses(interfaces, &self.roles.selection));
-        let host: Vec<_> =
-            interfaces.iter().flat_map(|i| &i.addresses).map(|(address, _)| *address).collect();
-        cluster.publish(&host, &addresses, overlay.as_deref())
+        let addresses = interfaces::host_addresses(interfaces, &self.roles.selection);
+        Presence {
+            host: interfaces.iter().flat_map(|i| &i.addresses).map(|(address, _)| *address).collect(),
+            addresses: node::format_addresses(&addresses),
+            weave,
+        }
+    }
+
+    /// For metrics.
+    fn name_services(&self, delta: &Delta, policy: &State) {
+        if delta.services.is_empty() {
+            return;
+        }
+        self.health.send_modify(|health| {
+            for key in &delta.services {
+                match policy.served().get(key) {
+                    Some(served) => {
+                        health.services.insert(*key, (served.namespace.clone(), served.name.clone()));
+                    }
+                    None => {
+                        health.services.remove(key);
+                    }
+                }
+            }
+        });
     }
 
     /// In a thread of its own: a full table takes a second.
@@ -207,6 +283,43 @@ impl Agent {
             Ok(swept)
         })
     }
+}
+
+impl Memory {
+    fn new(policy: State) -> Self {
+        Self {
+            has_objects: false,
+            complaints: Vec::new(),
+            policy,
+            presence: Presence::default(),
+            roles: None,
+            problems: Problems::default(),
+            busy: Busy::default(),
+            was_ready: false,
+            was_done: false,
+        }
+    }
+
+    /// What an operator should hear about.
+    fn problems_now(&self, reconciler: &Reconciler) -> BTreeSet<String> {
+        let policy = self.policy.problems().map(|(_, problem)| problem);
+        policy.chain(reconciler.problems()).map(str::to_owned).chain(self.complaints.clone()).collect()
+    }
+}
+
+/// Whether a pass may have found other problems than the one before.
+enum Said {
+    AsBefore,
+    Anew,
+}
+
+/// Goes on with a comparison. The pass that is due after it, if one is: of the node too, which has a map of its own.
+fn compare(reconciler: &mut Reconciler) -> Option<Look> {
+    let is_due = reconciler.compare().unwrap_or_else(|error| {
+        error!("compare the maps: {error}");
+        true
+    });
+    is_due.then_some(Look { node: true, objects: false })
 }
 
 /// Waits for a sweep that runs; for ever where none does.

@@ -9,9 +9,9 @@ pub mod marks;
 pub mod node;
 pub mod quote;
 pub mod sample;
-pub mod speaker;
+pub(crate) mod speaker;
 pub mod state;
-pub mod status;
+mod status;
 
 pub use compute::compute;
 pub use extend::wanted;

@@ -1,50 +1,55 @@
 //! What to write to Services' status: what [`super::compute()`] says, and what it leaves alone but the API shows wrongly.
 
-use crate::model::{Desired, Service, ServiceName, Shown, Status};
+use crate::model::{Service, ServiceName, Shown, Status};
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-/// The writes of this node, by Service; none clears the status.
-///
-/// Beside the answers of `compute`, which knows addresses only:
-/// - the right address without `ipMode: Proxy` is written again, if `corrects_ip_mode`;
-/// - a Service that is being deleted takes no new connections, so it shows no address.
-pub fn writes<'s>(
-    desired: &Desired,
-    service: impl Fn(&ServiceName) -> Option<&'s Service>,
-    corrects_ip_mode: bool,
-) -> BTreeMap<ServiceName, Option<Ipv4Addr>> {
-    let name =
-        |namespace: &str, name: &str| ServiceName { namespace: namespace.to_owned(), name: name.to_owned() };
-    let computed = desired
-        .status
-        .iter()
-        .map(|Status { namespace, name: service, address }| (name(namespace, service), *address));
-    let mut writes: BTreeMap<ServiceName, Option<Ipv4Addr>> = computed.collect();
-    for forward in &desired.forwards {
-        let name = name(&forward.namespace, &forward.name);
-        let Some(service) = service(&name) else { continue };
-        if service.deleting {
-            if service.shown == Shown::Nothing {
-                writes.remove(&name);
-            } else {
-                writes.insert(name, None);
-            }
-        } else if corrects_ip_mode
-            && service.shown == Shown::Address(forward.address)
-            && !service.is_shown_by_proxy
-        {
-            writes.insert(name, Some(forward.address));
+/// What is to be written, or not, though `compute` (which knows addresses only) says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beside {
+    /// The right address is shown without `ipMode: Proxy`.
+    IpMode(Ipv4Addr),
+    /// It is being deleted and shows something, though it takes no new connections.
+    Withdraw,
+    /// It is being deleted and shows nothing, as it should.
+    Leave,
+}
+
+/// For a Service whose address this node holds.
+pub(super) fn beside(service: &Service, address: Ipv4Addr) -> Option<Beside> {
+    match (service.deleting, service.shown) {
+        (true, Shown::Nothing) => Some(Beside::Leave),
+        (true, _) => Some(Beside::Withdraw),
+        (false, shown) => {
+            let is_wrong = shown == Shown::Address(address) && !service.is_shown_by_proxy;
+            is_wrong.then_some(Beside::IpMode(address))
         }
     }
-    writes
+}
+
+/// The writes of this node, by Service; none clears the status. `corrects_ip_mode` is false where the API server is known
+/// to drop it.
+pub(super) fn writes<'a>(
+    computed: &'a BTreeMap<ServiceName, Status>,
+    beside: &'a BTreeMap<ServiceName, Beside>,
+    corrects_ip_mode: bool,
+) -> impl Iterator<Item = (&'a ServiceName, Option<Ipv4Addr>)> {
+    let plain = computed.iter().filter(|(name, _)| !beside.contains_key(name));
+    let corrected = beside.iter().filter_map(move |(name, beside)| match beside {
+        Beside::IpMode(address) => corrects_ip_mode.then_some((name, Some(*address))),
+        Beside::Withdraw => Some((name, None)),
+        Beside::Leave => None,
+    });
+    plain.map(|(name, status)| (name, status.address)).chain(corrected)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::Node;
-    use crate::policy::compute;
+    use crate::policy::extend::Options;
+    use crate::policy::state::State;
+    use crate::source::store::{Changes, Store};
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
@@ -64,12 +69,18 @@ mod tests {
 
     /// What the node that holds the address writes, and what the other one does.
     fn answers(service: &Service, corrects: bool) -> [Option<Option<Ipv4Addr>>; 2] {
-        let node =
-            |name: &str, address| Node { name: name.to_owned(), addresses: vec![address], ..Node::default() };
-        let nodes = [node("a", ADDRESS), node("b", OTHER)];
+        let mut store = Store::default();
+        for (name, address) in [("a", ADDRESS), ("b", OTHER)] {
+            let node = Node { name: name.to_owned(), addresses: vec![address], ..Node::default() };
+            store.set_node(name, Some((node, None)));
+        }
+        store.set_service(&service.full_name(), Some(service.clone()));
         ["a", "b"].map(|own| {
-            let desired = compute(own, &nodes, std::slice::from_ref(service), &[]);
-            writes(&desired, |_| Some(service), corrects).get(&service.full_name()).copied()
+            let mut state = State::new(own, Options::default());
+            state.update(&store, Changes::Everything);
+            let writes: Vec<_> = state.writes(corrects).map(|(_, address)| address).collect();
+            assert!(writes.len() <= 1, "{writes:?}");
+            writes.first().copied()
         })
     }
 

@@ -20,7 +20,7 @@ fn web() -> ServiceName {
 
 fn show(reporter: &Reporter, version: &str, address: Option<Ipv4Addr>) {
     let seen = Seen { uid: "uid-web".to_owned(), version: version.to_owned() };
-    reporter.show(BTreeMap::from([(web(), (seen, address))]));
+    reporter.show([(&web(), &seen, address)].into_iter());
 }
 
 fn start(api: &Api) -> (Reporter, Stats) {

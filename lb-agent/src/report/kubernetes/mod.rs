@@ -73,15 +73,16 @@ impl Reporter {
 
     /// Shows these addresses (or none), each decided from the Service as it was seen; statuses that are not named here
     /// stay as they are.
-    pub fn show(&self, statuses: BTreeMap<ServiceName, (Seen, Option<Ipv4Addr>)>) {
+    pub fn show<'a>(&self, statuses: impl Iterator<Item = (&'a ServiceName, &'a Seen, Option<Ipv4Addr>)>) {
         let mut wishes: BTreeMap<Target, Option<Write>> = BTreeMap::new();
-        for target in self.shared.queue().targets() {
+        for target in self.shared.queue().wished() {
             if matches!(target, Target::Service(_)) {
                 wishes.insert(target.clone(), None);
             }
         }
-        for (name, (Seen { version, uid: _ }, address)) in statuses {
-            wishes.insert(Target::Service(name), Some(Write::Status { version, address }));
+        for (name, Seen { version, uid: _ }, address) in statuses {
+            let write = Write::Status { version: version.clone(), address };
+            wishes.insert(Target::Service(name.clone()), Some(write));
         }
         self.want(wishes);
     }
@@ -99,10 +100,13 @@ impl Reporter {
 
     fn want(&self, wishes: impl IntoIterator<Item = (Target, Option<Write>)>) {
         let (mut queue, now) = (self.shared.queue(), Instant::now());
+        let mut is_changed = false;
         for (target, wish) in wishes {
-            queue.want(&target, wish, now);
+            is_changed |= queue.want(&target, wish, now);
         }
-        self.shared.changed.notify_one();
+        if is_changed {
+            self.shared.changed.notify_one();
+        }
     }
 
     /// What an operator should hear about: what cannot be written, and who writes it too.
@@ -142,6 +146,7 @@ impl Drop for Reporter {
 async fn work(client: Client, shared: Arc<Shared>, stats: Stats) {
     let mut running: JoinSet<(Target, Write, Done)> = JoinSet::new();
     loop {
+        shared.queue().forget(Instant::now());
         while running.len() < AT_ONCE {
             let Some((target, write)) = shared.queue().next(Instant::now()) else { break };
             let (client, stats) = (client.clone(), stats.clone());

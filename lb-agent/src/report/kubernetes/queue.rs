@@ -56,25 +56,26 @@ impl Queue {
         Self { entries: BTreeMap::new(), rng }
     }
 
-    /// Takes a wish, or takes it back.
-    pub(super) fn want(&mut self, target: &Target, wish: Option<Write>, now: Instant) {
+    /// Takes a wish, or takes it back. True if that is something new.
+    pub(super) fn want(&mut self, target: &Target, wish: Option<Write>, now: Instant) -> bool {
         if !self.entries.contains_key(target) {
             if wish.is_none() {
-                return;
+                return false;
             }
             let entry = Entry::new(&mut self.rng, now);
             self.entries.insert(target.clone(), entry);
         }
-        let Some(entry) = self.entries.get_mut(target) else { return };
-        entry.want(wish, now);
-        if entry.is_forgettable(now) {
-            self.entries.remove(target);
-        }
+        self.entries.get_mut(target).is_some_and(|entry| entry.want(wish, now))
     }
 
-    /// The targets that something is or was wished for.
-    pub(super) fn targets(&self) -> impl Iterator<Item = &Target> {
-        self.entries.keys()
+    /// Forgets what is done for good.
+    pub(super) fn forget(&mut self, now: Instant) {
+        self.entries.retain(|_, entry| !entry.is_forgettable(now));
+    }
+
+    /// The targets that something is wished for.
+    pub(super) fn wished(&self) -> impl Iterator<Item = &Target> {
+        self.entries.iter().filter(|(_, entry)| entry.wish.is_some()).map(|(target, _)| target)
     }
 
     /// The next one to carry out now.
@@ -144,19 +145,19 @@ impl Entry {
         }
     }
 
-    fn want(&mut self, wish: Option<Write>, now: Instant) {
+    fn want(&mut self, wish: Option<Write>, now: Instant) -> bool {
         if wish == self.wish {
-            return;
+            return false;
         }
         let Some(wish) = wish else {
             (self.wish, self.failure) = (None, None);
             self.retry.succeeded();
-            return;
+            return true;
         };
         if let Some((written, at)) = self.written.take() {
             if wish == written && now.saturating_duration_since(at) < ECHO {
                 self.written = Some((written, at));
-                return;
+                return false;
             }
             if wish.says_the_same_as(&written) {
                 if now.saturating_duration_since(at) >= SETTLED {
@@ -166,6 +167,7 @@ impl Entry {
             }
         }
         self.wish = Some(wish);
+        true
     }
 
     fn is_settled(&self, now: Instant) -> bool {
@@ -227,7 +229,8 @@ mod tests {
         let (mut queue, now) = mk_queue();
         queue.want(&web(), Some(show("1")), now);
         queue.want(&web(), None, now);
-        assert_eq!((queue.next(now), queue.targets().count()), (None, 0));
+        queue.forget(now);
+        assert_eq!((queue.next(now), queue.wished().count(), queue.entries.len()), (None, 0, 0));
     }
 
     #[tokio::test]
@@ -292,8 +295,8 @@ mod tests {
         queue.next(now);
         queue.done(&web(), show("12"), Outcome::Written, now);
         assert_eq!(queue.contested(now + SETTLED).count(), 0, "it has stood for long");
-        queue.want(&web(), None, now + SETTLED);
-        assert_eq!(queue.targets().count(), 0);
+        queue.forget(now + SETTLED);
+        assert_eq!(queue.entries.len(), 0);
     }
 
     #[tokio::test]
