@@ -8,12 +8,15 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::{Api as Objects, Client};
+use kube::{Api, Client};
 use serde_json::{from_value, json};
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::process::{Command, Output};
 use std::time::Duration;
 use testbed::kubernetes::{
-    Api, Binaries, Bound, Component, ControlPlane, Identity, KubeProxy, Mode, Options as ControlPlaneOptions,
+    ApiClient, Binaries, Bound, Component, ControlPlane, Identity, KubeProxy, Mode,
+    Options as ControlPlaneOptions,
 };
 use testbed::{Options, Pod, Testbed, http, server, skip, wait};
 
@@ -23,12 +26,15 @@ const FORBIDDEN: Option<u16> = Some(403);
 /// What authentication answers.
 const UNAUTHORIZED: Option<u16> = Some(401);
 
-fn start(testbed: &Testbed) -> Option<ControlPlane> {
+/// A testbed with a control plane, if this machine can have one.
+fn start() -> Option<(Testbed, ControlPlane)> {
     let binaries = skip::unless(Binaries::find())?;
-    Some(ControlPlane::start(testbed, binaries, ControlPlaneOptions::default()).unwrap())
+    let testbed = Testbed::weave(Options::default()).unwrap();
+    let plane = ControlPlane::start(&testbed, binaries, ControlPlaneOptions::default()).unwrap();
+    Some((testbed, plane))
 }
 
-fn admin(plane: &ControlPlane) -> Api {
+fn admin(plane: &ControlPlane) -> ApiClient {
     plane.api(&plane.kubeconfig(&Identity::Admin)).unwrap()
 }
 
@@ -40,9 +46,9 @@ fn service(name: &str) -> Service {
     .unwrap()
 }
 
-fn add_service(api: &Api, name: &'static str) -> Service {
+fn add_service(api: &ApiClient, name: &'static str) -> Service {
     api.run(async move |client| {
-        Objects::default_namespaced(client).create(&PostParams::default(), &service(name)).await
+        Api::default_namespaced(client).create(&PostParams::default(), &service(name)).await
     })
     .unwrap()
 }
@@ -50,7 +56,7 @@ fn add_service(api: &Api, name: &'static str) -> Service {
 /// Address, node and readiness of each endpoint of a Service, out of all its slices.
 async fn endpoints(client: Client, service: &str) -> kube::Result<Vec<(String, String, bool)>> {
     let of = ListParams::default().labels(&format!("kubernetes.io/service-name={service}"));
-    let slices = Objects::<EndpointSlice>::default_namespaced(client).list(&of).await?;
+    let slices = Api::<EndpointSlice>::default_namespaced(client).list(&of).await?;
     let endpoints = slices.items.into_iter().flat_map(|slice| slice.endpoints.unwrap_or_default());
     Ok(endpoints
         .map(|endpoint| {
@@ -60,7 +66,7 @@ async fn endpoints(client: Client, service: &str) -> kube::Result<Vec<(String, S
         .collect())
 }
 
-fn await_endpoints(api: &Api, service: &'static str, expected: &[(&Pod, bool)]) {
+fn await_endpoints(api: &ApiClient, service: &'static str, expected: &[(&Pod, bool)]) {
     let expected: Vec<_> = expected
         .iter()
         .map(|(pod, ready)| (pod.ip().to_string(), format!("n{}", pod.node()), *ready))
@@ -83,8 +89,7 @@ fn code<T>(outcome: kube::Result<T>) -> Option<u16> {
 
 #[test]
 fn the_controllers_make_slices_of_services_and_pods() {
-    let testbed = Testbed::weave(Options::default()).unwrap();
-    let Some(plane) = start(&testbed) else { return };
+    let Some((testbed, plane)) = start() else { return };
     let api = admin(&plane);
     plane.add_nodes(&testbed).unwrap();
     let pod = testbed.add_pod(1, "web-a").unwrap();
@@ -124,7 +129,7 @@ subsets: [{addresses: [{ip: 203.0.113.7}], ports: [{port: 8080}]}]
 
     // A Service's slices go with it.
     api.run(async |client| {
-        Objects::<Service>::default_namespaced(client).delete("outside", &DeleteParams::default()).await
+        Api::<Service>::default_namespaced(client).delete("outside", &DeleteParams::default()).await
     })
     .unwrap();
     wait::until("the end of the slices", SOON, || {
@@ -137,8 +142,7 @@ subsets: [{addresses: [{ip: 203.0.113.7}], ports: [{port: 8080}]}]
 
 #[test]
 fn tokens_are_bound_and_what_roles_do_not_allow_is_forbidden() {
-    let testbed = Testbed::weave(Options::default()).unwrap();
-    let Some(plane) = start(&testbed) else { return };
+    let Some((testbed, plane)) = start() else { return };
     plane.add_nodes(&testbed).unwrap();
     plane
         .apply(
@@ -161,15 +165,15 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
         )
         .unwrap();
     let reader = plane.api(&plane.service_account("default", "reader", Bound::No).unwrap()).unwrap();
-    let list = async |client| Objects::<Service>::all(client).list(&ListParams::default()).await;
+    let list = async |client| Api::<Service>::all(client).list(&ListParams::default()).await;
     // The role reaches the authorizer by a watch.
     wait::until("the role is in force", SOON, || Ok(reader.run(list)?)).unwrap();
     let write = reader.run(async |client| {
-        Objects::<Service>::default_namespaced(client).create(&PostParams::default(), &service("web")).await
+        Api::<Service>::default_namespaced(client).create(&PostParams::default(), &service("web")).await
     });
     assert_eq!(code(write), FORBIDDEN);
     let secrets = reader.run(async |client| {
-        Objects::<ConfigMap>::all(client).list(&ListParams::default()).await.map(|list| list.items.len())
+        Api::<ConfigMap>::all(client).list(&ListParams::default()).await.map(|list| list.items.len())
     });
     assert_eq!(code(secrets), FORBIDDEN);
 
@@ -179,8 +183,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
     bound.run(list).unwrap();
     let who = plane.kubectl(&["auth", "whoami", "--output=json"]).unwrap();
     assert!(who.contains("system:masters"), "{who}");
-    let kubeconfig = kubeconfig.to_str().unwrap();
-    let who = plane.kubectl(&["auth", "whoami", "--output=json", "--kubeconfig", kubeconfig]).unwrap();
+    let who = plane.kubectl_as(&kubeconfig, &["auth", "whoami", "--output=json"]).unwrap();
     assert!(who.contains("authentication.kubernetes.io/node-name") && who.contains("\"n2\""), "{who}");
     plane.kubectl(&["delete", "node", "n2"]).unwrap();
     // The server keeps what it has found about a token for some seconds.
@@ -200,8 +203,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
 
 #[test]
 fn admission_policies_are_in_force() {
-    let testbed = Testbed::weave(Options::default()).unwrap();
-    let Some(plane) = start(&testbed) else { return };
+    let Some((_testbed, plane)) = start() else { return };
     plane
         .apply(
             "
@@ -224,7 +226,7 @@ spec: {policyName: no-web, validationActions: [Deny]}
     wait::until("the policy is in force", SOON, || {
         let trial = PostParams { dry_run: true, ..PostParams::default() };
         let outcome = api.run(async move |client| {
-            Objects::default_namespaced(client).create(&trial, &service("forbidden")).await
+            Api::default_namespaced(client).create(&trial, &service("forbidden")).await
         });
         let refusal = outcome.err().context("it was accepted")?.to_string();
         ensure!(refusal.contains("that name is taken"), "{refusal}");
@@ -234,16 +236,15 @@ spec: {policyName: no-web, validationActions: [Deny]}
     add_service(&api, "allowed");
 }
 
-fn has_service(api: &Api, name: &'static str) -> Result<bool> {
+fn has_service(api: &ApiClient, name: &'static str) -> Result<bool> {
     let found =
-        api.run(async move |client| Objects::<Service>::default_namespaced(client).get_opt(name).await)?;
+        api.run(async move |client| Api::<Service>::default_namespaced(client).get_opt(name).await)?;
     Ok(found.is_some())
 }
 
 #[test]
 fn server_and_store_can_be_lost_and_come_back() {
-    let testbed = Testbed::weave(Options::default()).unwrap();
-    let Some(mut plane) = start(&testbed) else { return };
+    let Some((_testbed, mut plane)) = start() else { return };
     let api = admin(&plane);
     add_service(&api, "before");
 
@@ -279,8 +280,7 @@ fn server_and_store_can_be_lost_and_come_back() {
 
 #[test]
 fn every_host_reaches_the_api_by_its_certificate() {
-    let testbed = Testbed::weave(Options::default()).unwrap();
-    let Some(plane) = start(&testbed) else { return };
+    let Some((testbed, plane)) = start() else { return };
     let authority = plane.authority();
     let url = format!("{}/version", plane.url());
     for host in [&**testbed.node(1), &**testbed.node(3), testbed.client()] {
@@ -294,8 +294,7 @@ fn every_host_reaches_the_api_by_its_certificate() {
 
 #[test]
 fn kube_proxy_programs_a_node_in_both_modes() {
-    let testbed = Testbed::weave(Options::default()).unwrap();
-    let Some(plane) = start(&testbed) else { return };
+    let Some((testbed, plane)) = start() else { return };
     let api = admin(&plane);
     plane.add_nodes(&testbed).unwrap();
     let (pod, asker) = (testbed.add_pod(2, "web-a").unwrap(), testbed.add_pod(1, "asker").unwrap());
@@ -325,4 +324,47 @@ fn kube_proxy_programs_a_node_in_both_modes() {
     }
     // A pod of the node too, through the bridge.
     assert_eq!(http::get(&asker, address, "/", SOON).unwrap(), "web-a");
+}
+
+/// Processes by the run's directory in their command lines: etcd's data, the servers' kubeconfigs.
+fn processes(testbed: &Testbed) -> Vec<String> {
+    let directory = testbed.directory().join("kubernetes").display().to_string();
+    let all = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("cmdline"));
+    let lines = all.map(|file| fs::read_to_string(file).unwrap_or_default().replace('\0', " "));
+    lines.filter(|line| line.contains(&directory)).collect()
+}
+
+#[test]
+fn a_dropped_control_plane_leaves_no_process() {
+    let Some((testbed, plane)) = start() else { return };
+    let running = processes(&testbed);
+    for program in ["etcd", "kube-apiserver", "kube-controller-manager"] {
+        assert!(running.iter().any(|line| line.contains(&format!("/{program} "))), "{program}: {running:?}");
+    }
+    drop(plane);
+    assert_eq!(processes(&testbed), [""; 0]);
+}
+
+/// This test binary with one test, on a machine that has neither Kubernetes nor Go.
+fn without_kubernetes(ci: Option<&str>) -> Output {
+    let nothing = tempfile::tempdir().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "admission_policies_are_in_force"]);
+    command.env("PATH", nothing.path()).env("LB_CACHE", nothing.path());
+    command.env_remove("KUBEBUILDER_ASSETS").env_remove("CI").envs(ci.map(|value| ("CI", value)));
+    command.output().unwrap()
+}
+
+#[test]
+fn without_kubernetes_a_test_is_skipped_loudly_and_fails_in_ci() {
+    let output = without_kubernetes(None);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    let line = said.lines().find(|line| line.starts_with(skip::MARK)).unwrap();
+    assert!(line.contains("admission_policies_are_in_force") && line.contains("install Go"), "{line}");
+
+    let output = without_kubernetes(Some("true"));
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("in CI no test may be skipped") && said.contains("install Go"), "{said}");
 }

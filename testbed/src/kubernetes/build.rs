@@ -56,12 +56,15 @@ pub(super) fn check_go() -> Result<()> {
     // Outside of the module and without fetching: what is installed.
     let output = Command::new("go").args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local").output();
     let output = output.with_context(|| format!("`go` cannot be run; {INSTALL}"))?;
-    let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    check_release(String::from_utf8_lossy(&output.stdout).trim())
+}
+
+fn check_release(version: &str) -> Result<()> {
     let minor =
         version.strip_prefix("go1.").and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
-    let minor: u32 = minor.and_then(|minor| minor.parse().ok()).with_context(|| {
-        format!("`go env GOVERSION` says {version:?}, which is no release of Go; {INSTALL}")
-    })?;
+    let minor: Option<u32> = minor.and_then(|minor| minor.parse().ok());
+    let minor =
+        minor.with_context(|| format!("Go calls itself {version:?}, which is no release; {INSTALL}"))?;
     ensure!(minor > TOO_OLD, "{version} is too old; {INSTALL}");
     Ok(())
 }
@@ -132,4 +135,29 @@ fn follow(name: &str, lines: &Receiver<String>) -> VecDeque<String> {
 fn say(line: &str) {
     // Nobody to tell is no reason to stop.
     let _ = writeln!(std::io::stderr(), "==> {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_go_that_fetches_its_successors_is_new_enough() {
+        for version in ["go1.21", "go1.21.13", "go1.26.8", "go1.27rc1", "go1.27-custom"] {
+            check_release(version).unwrap();
+        }
+        for version in ["go1.19.8", "go1.20", "devel go1.28-abcdef", ""] {
+            let error = check_release(version).unwrap_err().to_string();
+            assert!(error.contains("install Go 1.21 or later"), "{version}: {error}");
+        }
+    }
+
+    #[test]
+    fn kubernetes_is_told_its_release() {
+        let release = Program::ApiServer.release();
+        let flags = linker_flags(Program::ApiServer);
+        assert!(flags.contains(&format!("version.gitVersion={release} ")), "{flags}");
+        let (_, minor) = flags.rsplit_once("version.gitMinor=").unwrap();
+        assert!(release.starts_with(&format!("v1.{minor}.")), "{flags}");
+    }
 }

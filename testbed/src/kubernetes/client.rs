@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 
 /// A client, and the threads that it works on: they are on the control plane's host, so that its sockets are too.
 #[derive(Debug)]
-pub struct Api {
+pub struct ApiClient {
     client: ClientOf,
     runtime: Runtime,
 }
@@ -31,7 +31,7 @@ impl ControlPlane {
     ///
     /// # Errors
     /// When the kubeconfig does not make sense; the server is not asked yet.
-    pub fn api(&self, kubeconfig: &Path) -> Result<Api> {
+    pub fn api(&self, kubeconfig: &Path) -> Result<ApiClient> {
         let name = self.host().namespace();
         let host =
             File::open(namespace::path(name)).with_context(|| format!("no network namespace {name}"))?;
@@ -47,11 +47,11 @@ impl ControlPlane {
             let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
             anyhow::Ok(Client::try_from(config)?)
         })?;
-        Ok(Api { client: ClientOf(client), runtime })
+        Ok(ApiClient { client: ClientOf(client), runtime })
     }
 }
 
-impl Api {
+impl ApiClient {
     /// Does `work` with the client, and waits for it.
     ///
     /// # Panics

@@ -25,8 +25,9 @@ const STORE: &str = "http://127.0.0.1:2379";
 const STORE_PEER: &str = "http://127.0.0.1:2380";
 /// A cold start on a busy machine; three to five seconds are usual.
 const START: Duration = Duration::from_secs(90);
-/// For a program that was asked to end.
-const STOP: Duration = Duration::from_secs(30);
+/// For a program that was asked to end. Usual is a second; an API server that is asked right after its start has been seen to
+/// wait for a minute.
+const STOP: Duration = Duration::from_secs(5);
 
 /// Those whose work tests look at. Nodes have no kubelet: whatever judges nodes by their heartbeat stays out.
 const CONTROLLERS: &str = "endpoints-controller,endpointslice-controller,endpointslice-mirroring-controller,\
@@ -57,6 +58,16 @@ pub enum Component {
     ApiServer,
     /// The controllers.
     ControllerManager,
+}
+
+impl Component {
+    fn program(self) -> Program {
+        match self {
+            Self::Etcd => Program::Etcd,
+            Self::ApiServer => Program::ApiServer,
+            Self::ControllerManager => Program::ControllerManager,
+        }
+    }
 }
 
 /// A running control plane. Its programs end when it is dropped, and when the test's process dies; their logs are with the
@@ -93,6 +104,9 @@ impl ControlPlane {
         this.start_again(Component::ApiServer)?;
         if this.options.controllers {
             this.start_again(Component::ControllerManager)?;
+            // Pods are refused before it is there.
+            let there = ["wait", "--for=create", "--timeout=60s", "serviceaccount/default"];
+            this.kubectl(&there)?;
         }
         Ok(this)
     }
@@ -151,19 +165,29 @@ impl ControlPlane {
     /// # Errors
     /// When it fails, with what it said.
     pub fn kubectl(&self, words: &[&str]) -> Result<String> {
-        self.kubectl_as(&Identity::Admin, words)
+        self.kubectl_as(&self.kubeconfig(&Identity::Admin), words)
     }
 
-    /// Runs kubectl as another user.
+    /// Runs kubectl as the user of a kubeconfig.
     ///
     /// # Errors
     /// When it fails, with what it said.
-    pub fn kubectl_as(&self, user: &Identity, words: &[&str]) -> Result<String> {
-        let mut command = self.kubectl_command(&self.kubeconfig(user));
-        let output = command.args(words).output().context("cannot run kubectl")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "kubectl {}: {}", words.join(" "), said.trim());
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    pub fn kubectl_as(&self, kubeconfig: &Path, words: &[&str]) -> Result<String> {
+        output_of(self.kubectl_command(kubeconfig).args(words))
+    }
+
+    /// Runs helm as the admin and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails, with what it said.
+    pub fn helm(&self, words: &[&str]) -> Result<String> {
+        let mut command = self.host.command(self.binaries.path(Program::Helm));
+        for (variable, directory) in
+            [("HELM_CACHE_HOME", "cache"), ("HELM_CONFIG_HOME", "config"), ("HELM_DATA_HOME", "data")]
+        {
+            command.env(variable, self.directory.join("helm").join(directory));
+        }
+        output_of(command.arg("--kubeconfig").arg(self.kubeconfig(&Identity::Admin)).args(words))
     }
 
     /// Applies manifests as the admin, on the server's side: they need not be complete, and again is no error.
@@ -194,14 +218,15 @@ impl ControlPlane {
         self.process(component).take().map_or(Ok(()), |process| process.kill().map(drop))
     }
 
-    /// Asks a program to end (SIGTERM) and waits until it has. That it did not run is no error.
+    /// Asks a program to end (SIGTERM), and ends it (SIGKILL) when it takes long, as a kubelet does. That it did not run is
+    /// no error.
     ///
     /// # Errors
-    /// When it does not end.
+    /// When the kernel refuses.
     pub fn stop(&mut self, component: Component) -> Result<()> {
         let Some(mut process) = self.process(component).take() else { return Ok(()) };
         process.signal(Signal::SIGTERM)?;
-        process.wait(STOP).map(drop)
+        if process.wait(STOP).is_ok() { Ok(()) } else { process.kill().map(drop) }
     }
 
     /// Starts a program that does not run; the API server is ready on return, if etcd runs.
@@ -210,12 +235,12 @@ impl ControlPlane {
     /// When it runs, or does not start, with what it said.
     pub fn start_again(&mut self, component: Component) -> Result<()> {
         ensure!(self.process(component).is_none(), "{component:?} runs already");
-        let (label, words) = match component {
-            Component::Etcd => ("etcd", self.etcd_words()),
-            Component::ApiServer => ("kube-apiserver", self.api_server_words()),
-            Component::ControllerManager => ("kube-controller-manager", self.controller_manager_words()),
+        let words = match component {
+            Component::Etcd => self.etcd_words(),
+            Component::ApiServer => self.api_server_words(),
+            Component::ControllerManager => self.controller_manager_words(),
         };
-        let process = self.host.spawn(label, &words)?;
+        let process = self.host.spawn(component.program().name(), &words)?;
         *self.process(component) = Some(process);
         if component == Component::ApiServer { self.await_ready() } else { Ok(()) }
     }
@@ -225,12 +250,7 @@ impl ControlPlane {
     /// # Errors
     /// When it never ran.
     pub fn log(&self, component: Component) -> Result<String> {
-        let label = match component {
-            Component::Etcd => "etcd",
-            Component::ApiServer => "kube-apiserver",
-            Component::ControllerManager => "kube-controller-manager",
-        };
-        let path = self.host.log_path(label);
+        let path = self.host.log_path(component.program().name());
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 
@@ -358,6 +378,18 @@ impl ControlPlane {
         words.extend(rest.map(OsString::from));
         words
     }
+}
+
+fn output_of(command: &mut Command) -> Result<String> {
+    let output = command.output();
+    let line = || {
+        let words = command.get_args().map(|word| word.to_string_lossy()).collect::<Vec<_>>();
+        format!("{} {}", command.get_program().display(), words.join(" "))
+    };
+    let output = output.with_context(|| format!("cannot run {}", line()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}: {}", line(), output.status, said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Makes `to` a copy of the directory `from`, whatever it was.

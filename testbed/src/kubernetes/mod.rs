@@ -23,7 +23,7 @@ mod objects;
 
 pub use binaries::{Binaries, CACHE, Program, Unavailable, cache_root};
 #[cfg(feature = "kube")]
-pub use client::Api;
+pub use client::ApiClient;
 pub use control_plane::{Component, ControlPlane, Options};
 pub use credentials::{Bound, Identity};
 pub use kube_proxy::{KubeProxy, Mode};
