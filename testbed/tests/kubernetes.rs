@@ -181,10 +181,29 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: default}]
     let kubeconfig = plane.service_account("default", "reader", Bound::Node("n2")).unwrap();
     let bound = plane.api(&kubeconfig).unwrap();
     bound.run(list).unwrap();
-    let who = plane.kubectl(&["auth", "whoami", "--output=json"]).unwrap();
-    assert!(who.contains("system:masters"), "{who}");
     let who = plane.kubectl_as(&kubeconfig, &["auth", "whoami", "--output=json"]).unwrap();
     assert!(who.contains("authentication.kubernetes.io/node-name") && who.contains("\"n2\""), "{who}");
+    // Bound to a pod, as in a DaemonSet, it names the pod's node too.
+    plane
+        .apply(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {name: agent, namespace: default}
+spec: {nodeName: n1, serviceAccountName: reader, containers: [{name: agent, image: none}]}
+",
+        )
+        .unwrap();
+    let of_pod = plane.service_account("default", "reader", Bound::Pod("agent")).unwrap();
+    let who = plane.kubectl_as(&of_pod, &["auth", "whoami", "--output=json"]).unwrap();
+    assert!(who.contains("authentication.kubernetes.io/pod-name") && who.contains("\"n1\""), "{who}");
+
+    // A kubelet's user may write its own Node alone.
+    let kubelet = plane.kubeconfig(&Identity::Node("n1".to_owned()));
+    plane.kubectl_as(&kubelet, &["annotate", "node", "n1", "example.com/own=yes"]).unwrap();
+    let refused = plane.kubectl_as(&kubelet, &["annotate", "node", "n3", "example.com/own=no"]).unwrap_err();
+    assert!(format!("{refused:#}").contains("only its own Node object"), "{refused:#}");
+
     plane.kubectl(&["delete", "node", "n2"]).unwrap();
     // The server keeps what it has found about a token for some seconds.
     wait::until("the token ends with its node", SOON, || {
