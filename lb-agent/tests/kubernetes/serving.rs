@@ -29,7 +29,13 @@ fn what_the_api_shows_is_served_and_what_the_node_holds_is_shown() {
     assert_eq!((ours.len(), &ours[0]["operation"], &ours[0]["fieldsV1"]), (1, &json!("Apply"), &fields));
 
     // What somebody removes comes back; what comes to the node is shown.
-    world.kubectl(&["annotate", "node/n1", &format!("{ADDRESSES}-"), &format!("{WEAVE}=nonsense")]);
+    world.kubectl(&[
+        "annotate",
+        "--overwrite",
+        "node/n1",
+        &format!("{ADDRESSES}-"),
+        &format!("{WEAVE}=nonsense"),
+    ]);
     wait::until("the annotations are back", SOON, || {
         let now = world.get("node/n1")?["metadata"]["annotations"].take();
         ensure!(now[ADDRESSES] == annotations[ADDRESSES] && now[WEAVE] == annotations[WEAVE], "{now}");

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A wish that was just carried out is not heard again for so long: its own effect is on its way here.
-const ECHO: Duration = Duration::from_secs(2);
+/// A wish that was just carried out waits for so long before it is again: its own effect is on its way here, and takes it
+/// back.
+const ECHO: Duration = Duration::from_millis(500);
 /// Waits after failures of the API.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Waits after somebody has undone what was written.
@@ -154,16 +155,16 @@ impl Entry {
             self.retry.succeeded();
             return true;
         };
-        if let Some((written, at)) = self.written.take() {
-            if wish == written && now.saturating_duration_since(at) < ECHO {
-                self.written = Some((written, at));
-                return false;
-            }
-            if wish.says_the_same_as(&written) {
-                if now.saturating_duration_since(at) >= SETTLED {
+        if let Some((written, at)) = &self.written {
+            let age = now.saturating_duration_since(*at);
+            if wish == *written && age < ECHO {
+                self.due = *at + ECHO;
+            } else if wish.says_the_same_as(written) {
+                if age >= SETTLED {
                     self.contest.succeeded();
                 }
                 self.due = now + self.contest.after_failure();
+                self.written = None;
             }
         }
         self.wish = Some(wish);
@@ -234,16 +235,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_echo_of_a_write_is_no_wish() {
+    async fn the_echo_of_a_write_is_taken_back_before_it_is_carried_out() {
         let (mut queue, now) = mk_queue();
         queue.want(&web(), Some(show("1")), now);
         queue.next(now);
         queue.done(&web(), show("1"), Outcome::Written, now);
-        queue.want(&web(), Some(show("1")), now + seconds(1));
-        assert_eq!(queue.next(now + seconds(1)), None);
+        queue.want(&web(), Some(show("1")), now + ECHO / 2);
+        assert_eq!(queue.next(now + ECHO / 2), None);
+        queue.want(&web(), None, now + ECHO / 2);
+        assert_eq!(queue.due(), None);
         // The API shows something else still: it was undone before anybody saw it.
-        queue.want(&web(), Some(show("1")), now + seconds(3));
-        assert!(queue.due().is_some());
+        queue.want(&web(), Some(show("1")), now + ECHO / 2);
+        assert_eq!(queue.next(now + ECHO), Some((web(), show("1"))));
+        assert_eq!(queue.contested(now).count(), 0);
     }
 
     #[tokio::test]
