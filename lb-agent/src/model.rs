@@ -6,8 +6,10 @@
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::discovery::v1 as discovery;
 use serde::{Serialize, Serializer};
+use std::cmp::Ordering;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 /// Begins the names of everything of ours in the API.
 macro_rules! domain {
@@ -140,6 +142,8 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// What its status shows.
     pub shown: Shown,
+    /// Whether the one entry of its status says `ipMode: Proxy`, so that kube-proxy leaves the address alone.
+    pub is_shown_by_proxy: bool,
     /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
 }
@@ -182,6 +186,45 @@ impl Service {
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
+
+    /// The same in its parts.
+    pub fn full_name(&self) -> ServiceName {
+        ServiceName { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+}
+
+/// What names a Service in a cluster. Ordered as the text `namespace/name`, so `a-b/x` comes before `a/x`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ServiceName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Ord for ServiceName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Manifests may name anything: `b/c` in `a`, and `c` in `a/b`.
+        self.text().cmp(other.text()).then_with(|| self.namespace.cmp(&other.namespace))
+    }
+}
+
+impl ServiceName {
+    fn text(&self) -> impl Iterator<Item = u8> + '_ {
+        self.namespace.bytes().chain([b'/']).chain(self.name.bytes())
+    }
+}
+
+impl PartialOrd for ServiceName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for ServiceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
 }
 
 impl From<&core::Service> for Service {
@@ -196,6 +239,10 @@ impl From<&core::Service> for Service {
             Some([only]) => only.ip.as_deref().and_then(parse_ipv4).map_or(Shown::Other, Shown::Address),
             Some(_) => Shown::Other,
         };
+        let is_shown_by_proxy = match status.and_then(|status| status.ingress.as_deref()) {
+            Some([only]) => only.ip_mode.as_deref() == Some("Proxy"),
+            _ => false,
+        };
         Self {
             namespace: service.metadata.namespace.clone().unwrap_or_default(),
             name: service.metadata.name.clone().unwrap_or_default(),
@@ -203,6 +250,7 @@ impl From<&core::Service> for Service {
             wanted: spec.and_then(|spec| spec.load_balancer_ip.clone()).unwrap_or_default(),
             ports: ports.iter().map(ServicePort::from).collect(),
             shown,
+            is_shown_by_proxy,
             deleting: service.metadata.deletion_timestamp.is_some(),
         }
     }
@@ -224,6 +272,8 @@ impl From<&core::ServicePort> for ServicePort {
 pub struct EndpointSlice {
     /// Its namespace.
     pub namespace: String,
+    /// Its name.
+    pub name: String,
     /// The Service it belongs to, empty without the label.
     pub service: String,
     /// Whether its address type is IPv4; the policy skips the others.
@@ -252,8 +302,8 @@ pub struct SliceEndpoint {
     pub addresses: Vec<Ipv4Addr>,
     /// Its conditions.
     pub conditions: Conditions,
-    /// The node it runs on, if that is known.
-    pub node_name: Option<String>,
+    /// The node it runs on, if that is known; one text may serve many endpoints.
+    pub node_name: Option<Arc<str>>,
 }
 
 /// An endpoint's conditions, each of which may be missing.
@@ -284,6 +334,7 @@ impl From<&discovery::EndpointSlice> for EndpointSlice {
         let labels = slice.metadata.labels.as_ref();
         Self {
             namespace: slice.metadata.namespace.clone().unwrap_or_default(),
+            name: slice.metadata.name.clone().unwrap_or_default(),
             service: labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL).cloned()).unwrap_or_default(),
             ipv4: slice.address_type == "IPv4",
             ports: slice.ports.iter().flatten().map(SlicePort::from).collect(),
@@ -312,7 +363,7 @@ impl From<&discovery::Endpoint> for SliceEndpoint {
                 serving: conditions.and_then(|conditions| conditions.serving),
                 terminating: conditions.and_then(|conditions| conditions.terminating),
             },
-            node_name: endpoint.node_name.clone(),
+            node_name: endpoint.node_name.as_deref().map(Arc::from),
         }
     }
 }

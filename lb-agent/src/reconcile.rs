@@ -3,13 +3,15 @@
 
 use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
-use crate::datapath::plan::{self, Observed, Operation, Rest};
+use crate::datapath::plan::{self, Compared, Comparison, Observed, Operation, Rest};
 use crate::node::interfaces::Roles;
 use crate::node::{nft, return_path, sysctl};
-use crate::policy::extend::{HolderWanted, Wanted, WantedService};
+use crate::policy::extend::HolderWanted;
 use crate::policy::marks;
+use crate::policy::state::{Delta, Expected, State};
 use aya::Ebpf;
-use lb_common::addr::{Mac, Port};
+use lb_common::addr::Mac;
+use lb_common::backend::BackendState;
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::mark::MAX_HOLDERS;
@@ -51,6 +53,13 @@ pub struct Busy {
 /// connection did.
 const SWEEPS: u64 = 2;
 
+/// What is to be compared with what is wanted.
+#[derive(Debug, Default)]
+struct Due {
+    services: BTreeSet<ServiceKey>,
+    endpoints: BTreeSet<EndpointKey>,
+}
+
 /// The parts of the node that are looked after.
 pub struct Reconciler {
     /// The loaded programs.
@@ -67,8 +76,17 @@ pub struct Reconciler {
     pub sysctls: sysctl::Record,
     /// What the maps hold; `None` until they are read, and again after an error.
     observed: Option<Observed>,
-    /// What was last reached, so that a change costs work for itself alone.
-    reached: BTreeMap<ServiceKey, WantedService>,
+    /// What may not be as wanted, so that a change costs work for itself alone. `None` is everything: the maps' content
+    /// is not known, or was not a moment ago.
+    due: Option<Due>,
+    /// What is left out of served ports, for people.
+    left_out: BTreeMap<ServiceKey, Vec<String>>,
+    /// The holders, as their endpoints were last recognised.
+    marked: BTreeMap<String, (Mac, Holder)>,
+    /// The holders to which the way back is in place; `None` until it is, and again when something on the node changed.
+    way_back: Option<BTreeMap<Mac, Holder>>,
+    /// What the last look at everything has not compared yet.
+    comparison: Option<Comparison>,
     /// The marks of holders that left, and the number of sweeps when that was noticed.
     leaving: BTreeMap<u8, u64>,
     /// Whether slots that nothing names were looked for since the maps were read.
@@ -93,16 +111,58 @@ impl Reconciler {
             return_path,
             sysctls,
             observed: None,
-            reached: BTreeMap::new(),
+            due: None,
+            left_out: BTreeMap::new(),
+            marked: BTreeMap::new(),
+            way_back: None,
+            comparison: None,
             leaving: BTreeMap::new(),
             is_tidy: false,
         }
     }
 
-    /// Forgets what the maps held, so that the next pass reads and compares them in full.
+    /// Begins to compare everything that the maps hold with what is noted of them, for [`Reconciler::compare`] to go on
+    /// with. One that is under way goes on as it is.
     pub fn look_again(&mut self) {
+        self.comparison.get_or_insert_with(Comparison::default);
+    }
+
+    /// Whether there is something to compare.
+    pub fn is_comparing(&self) -> bool {
+        self.comparison.is_some()
+    }
+
+    /// Compares a part, in some milliseconds. True if the maps were changed by others: the next pass reads all of them
+    /// and puts everything right.
+    ///
+    /// # Errors
+    /// A map that cannot be read. The next pass reads all of them.
+    pub fn compare(&mut self) -> Result<bool, ReconcileError> {
+        let (Some(comparison), Some(observed)) = (&mut self.comparison, &self.observed) else {
+            self.comparison = None;
+            return Ok(false);
+        };
+        match comparison.go_on(observed, &self.maps) {
+            Ok(Compared::Same) => return Ok(false),
+            Ok(Compared::AllSame) => self.comparison = None,
+            Ok(Compared::Differs) => {
+                info!("the maps do not hold what was written; reading all of them");
+                self.forget();
+                return Ok(true);
+            }
+            Err(error) => {
+                self.forget();
+                return Err(error.into());
+            }
+        }
+        Ok(false)
+    }
+
+    /// Nobody knows what the maps hold: the next pass reads and compares them in full.
+    fn forget(&mut self) {
         self.observed = None;
-        self.reached.clear();
+        self.comparison = None;
+        self.due = None;
         self.is_tidy = false;
     }
 
@@ -116,6 +176,7 @@ impl Reconciler {
     /// # Errors
     /// The first part that could not be brought up to date.
     pub async fn node(&mut self, roles: &Roles) -> Result<(), ReconcileError> {
+        self.way_back = None;
         for change in self.sysctls.loosen(&[roles.pods.name.as_str()])? {
             info!(%change, "changed a sysctl, since replies must pass; cleanup restores it");
         }
@@ -132,25 +193,49 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Services, endpoints and holders. `busy` are the marks that connections still carry. Answers what could not be
-    /// done, for people.
+    /// Services, endpoints and holders, where they may differ: by `delta`, or because something was not reached before.
+    /// `busy` are the marks that connections still carry. Whether [`Reconciler::problems`] changed.
     ///
     /// # Errors
-    /// The first part that could not be brought up to date.
+    /// The first part that could not be brought up to date. What was not reached stays due.
     pub async fn services(
         &mut self,
-        wanted: &Wanted,
+        policy: &State,
+        delta: Delta,
         roles: &Roles,
         busy: &Busy,
-    ) -> Result<Vec<String>, ReconcileError> {
-        let holders = self.mark(&wanted.holders, busy)?;
+    ) -> Result<bool, ReconcileError> {
+        self.take_up(policy, delta)?;
+        let holders = self.mark(policy.holders(), busy)?;
         let known = self.known(&holders, busy)?;
         // A holder's way back comes before its forwards are recognised. That of one that goes may go a moment before,
         // since no connection carries its mark.
-        self.ensure_way_back(&known, roles).await?;
-        let operations = plan::recognition(&known, &wanted_endpoints(wanted, &holders), self.observed()?);
-        self.apply(&operations)?;
-        self.serve(&wanted.services)
+        if self.way_back.as_ref() != Some(&known) {
+            self.ensure_way_back(&known, roles).await?;
+        }
+        self.recognise(policy, holders, &known)?;
+        self.way_back = Some(known);
+        self.serve(policy)
+    }
+
+    /// What is left out of what is wanted, for people.
+    pub fn problems(&self) -> impl Iterator<Item = &str> {
+        self.left_out.values().flatten().map(String::as_str)
+    }
+
+    /// Adds to what is due.
+    fn take_up(&mut self, policy: &State, delta: Delta) -> Result<(), MapsError> {
+        if let Some(due) = &mut self.due {
+            due.services.extend(delta.services);
+            due.endpoints.extend(delta.endpoints);
+            return Ok(());
+        }
+        let observed = self.observed()?;
+        self.due = Some(Due {
+            services: observed.served().chain(policy.served().keys()).copied().collect(),
+            endpoints: observed.endpoints().keys().chain(policy.endpoints().keys()).copied().collect(),
+        });
+        Ok(())
     }
 
     /// The mark of each holder: the one it has in the maps, or a new one.
@@ -224,53 +309,80 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The ports that this node serves.
-    fn serve(&mut self, wanted: &BTreeMap<ServiceKey, WantedService>) -> Result<Vec<String>, ReconcileError> {
-        let mut problems = Vec::new();
-        let mut done = 0;
+    /// Holders, and the endpoints that are due.
+    fn recognise(
+        &mut self,
+        policy: &State,
+        holders: BTreeMap<String, (Mac, Holder)>,
+        known: &BTreeMap<Mac, Holder>,
+    ) -> Result<(), ReconcileError> {
+        let mut due = self.due.as_mut().map(|due| std::mem::take(&mut due.endpoints)).unwrap_or_default();
+        let is_marked_anew = self.marked != holders;
+        let observed = self.observed()?;
+        // Another holder with this mark, or another mark for this holder.
+        if is_marked_anew {
+            due.extend(observed.endpoints().keys().chain(policy.endpoints().keys()));
+        }
+        let wanted = due.into_iter().map(|key| {
+            let expected = policy.endpoints().get(&key);
+            (key, expected.and_then(|expected| wanted_endpoint(expected, &holders)))
+        });
+        let operations = plan::recognition(known, &wanted.collect(), observed);
+        self.apply(&operations)?;
+        self.marked = holders;
+        Ok(())
+    }
+
+    /// The ports that this node serves, and no longer serves, as far as they are due. Whether what is left out changed.
+    fn serve(&mut self, policy: &State) -> Result<bool, ReconcileError> {
+        let due = self.due.as_mut().map(|due| std::mem::take(&mut due.services)).unwrap_or_default();
+        // Gone ones first: they make room.
+        let (wanted, gone): (Vec<_>, Vec<_>) =
+            due.into_iter().partition(|key| policy.served().contains_key(key));
+        let mut done = Done::default();
+        for keys in [gone, wanted] {
+            done.add(self.bring_up_to_date(&keys, policy)?);
+        }
+        if done.made_room {
+            let keys: Vec<ServiceKey> = self.left_out.keys().copied().collect();
+            done.add(self.bring_up_to_date(&keys, policy)?);
+        }
+        if !self.is_tidy {
+            let orphans = plan::orphans(self.observed()?);
+            self.apply(&orphans)?;
+            done.operations += orphans.len();
+            self.is_tidy = true;
+        }
+        if done.operations > 0 {
+            info!(
+                changes = done.operations,
+                ports = policy.served().len(),
+                "brought the served ports up to date"
+            );
+        }
+        Ok(done.left_out_changed)
+    }
+
+    fn bring_up_to_date(&mut self, keys: &[ServiceKey], policy: &State) -> Result<Done, ReconcileError> {
+        let mut done = Done::default();
         let mut rest = Rest::default();
-        for key in self.changed(wanted)? {
-            let plan = plan::service(&key, wanted.get(&key), self.observed()?);
-            done += plan.operations.len();
-            // A plan that left something out is made again in every pass: room may have come free.
-            let is_whole = plan.problems.is_empty();
-            problems.extend(plan.problems);
+        for key in keys {
+            let plan =
+                plan::service(key, policy.served().get(key).map(|service| &**service), self.observed()?);
+            done.add(Done::of(&plan.operations));
+            // An error on the way makes all of it due again.
             self.begin(plan.operations, &mut rest)?;
             if rest.is_full() {
                 self.finish(std::mem::take(&mut rest))?;
             }
-            // An error on the way makes all of it forgotten.
-            match wanted.get(&key) {
-                Some(service) if is_whole => {
-                    self.reached.insert(key, service.clone());
-                }
-                _ => {
-                    self.reached.remove(&key);
-                }
+            let before = self.left_out.remove(key).unwrap_or_default();
+            done.left_out_changed |= before != plan.problems;
+            if !plan.problems.is_empty() {
+                self.left_out.insert(*key, plan.problems);
             }
         }
         self.finish(rest)?;
-        if !self.is_tidy {
-            let orphans = plan::orphans(self.observed()?);
-            self.apply(&orphans)?;
-            done += orphans.len();
-            self.is_tidy = true;
-        }
-        if done > 0 {
-            info!(changes = done, ports = wanted.len(), "brought the served ports up to date");
-        }
-        Ok(problems)
-    }
-
-    /// Gone ones first: they make room.
-    fn changed(
-        &mut self,
-        wanted: &BTreeMap<ServiceKey, WantedService>,
-    ) -> Result<Vec<ServiceKey>, MapsError> {
-        let known: Vec<ServiceKey> = self.observed()?.served().copied().collect();
-        let gone = known.into_iter().filter(|key| !wanted.contains_key(key));
-        let new = wanted.iter().filter(|(key, service)| self.reached.get(*key) != Some(service));
-        Ok(gone.chain(new.map(|(key, _)| *key)).collect())
+        Ok(done)
     }
 
     fn observed(&mut self) -> Result<&Observed, MapsError> {
@@ -302,7 +414,7 @@ impl Reconciler {
         let Some(observed) = self.observed.as_mut() else { return Ok(()) };
         let result = change(observed, &mut self.maps);
         if result.is_err() {
-            self.look_again();
+            self.forget();
         }
         Ok(result?)
     }
@@ -330,28 +442,43 @@ fn wanted_interfaces(roles: &Roles) -> BTreeMap<u32, Interface> {
     interfaces
 }
 
-/// Other holders' endpoints on this node, and all of our own.
-fn wanted_endpoints(
-    wanted: &Wanted,
+/// The marks of those who forward to an endpoint. None where no holder has one.
+fn wanted_endpoint(
+    expected: &Expected,
     holders: &BTreeMap<String, (Mac, Holder)>,
-) -> BTreeMap<EndpointKey, EndpointHolders> {
-    let mut endpoints: BTreeMap<EndpointKey, EndpointHolders> = BTreeMap::new();
-    for (key, names) in &wanted.endpoints {
-        let mut marks = EndpointHolders::default();
-        let mut any = false;
-        for (_, holder) in names.iter().filter_map(|name| holders.get(name)) {
-            marks.insert(holder.mark);
-            any = true;
-        }
-        if any {
-            endpoints.insert(*key, marks);
-        }
+) -> Option<EndpointHolders> {
+    let own = expected.is_own().then_some(EndpointHolders::SELF);
+    let others = expected.of_others().filter_map(|name| Some(holders.get(name)?.1.mark));
+    let mut marks: Option<EndpointHolders> = None;
+    for mark in own.into_iter().chain(others) {
+        marks.get_or_insert_default().insert(mark);
     }
-    for (key, service) in &wanted.services {
-        for backend in &service.backends {
-            let endpoint = EndpointKey::new(backend.address.into(), Port::new(backend.port), key.protocol);
-            endpoints.entry(endpoint).or_default().insert(EndpointHolders::SELF);
-        }
+    marks
+}
+
+/// What plans came to.
+#[derive(Clone, Copy, Default)]
+struct Done {
+    operations: usize,
+    /// Whether something that is scarce came free.
+    made_room: bool,
+    left_out_changed: bool,
+}
+
+impl Done {
+    fn of(operations: &[Operation]) -> Self {
+        let makes_room = |operation: &Operation| match operation {
+            Operation::RemoveService(_) => true,
+            Operation::SetBackend(_, backend) => backend.state() == BackendState::Absent,
+            _ => false,
+        };
+        let made_room = operations.iter().any(makes_room);
+        Self { operations: operations.len(), made_room, left_out_changed: false }
     }
-    endpoints
+
+    fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.made_room |= other.made_room;
+        self.left_out_changed |= other.left_out_changed;
+    }
 }

@@ -1,24 +1,20 @@
 //! The agent's loop: wait for a change, look at objects and node, compute, reconcile, report.
 
+use crate::cluster::{Cluster, Presence};
 use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
-use crate::model::{HardwareAddress, Status};
-use crate::node::interfaces::{self, RoleOptions, Roles};
-use crate::policy::extend::{self, Options};
-use crate::policy::{compute, node};
+use crate::model::HardwareAddress;
+use crate::node::interfaces::{self, Interface, RoleOptions, Roles};
+use crate::policy::extend::Options;
+use crate::policy::node;
+use crate::policy::state::{Delta, State};
 use crate::problems::Problems;
 use crate::reconcile::{Busy, Reconciler};
-use crate::report::manifests as report;
-use crate::source::Objects;
-use crate::source::manifests::Reader;
-use crate::source::watch::Watch;
 use anyhow::Context as _;
 use lb_common::config::Timeouts;
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -29,8 +25,6 @@ use tracing::{debug, error, info};
 pub struct Agent {
     /// This node's name.
     pub node: String,
-    /// Where objects come from, and reports go to.
-    pub manifests: PathBuf,
     /// How devices are found.
     pub roles: RoleOptions,
     /// Choices of the policy.
@@ -48,30 +42,49 @@ pub struct Agent {
 /// How soon a pass that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// What a pass looks at anew. Everything else is as the last one left it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    /// Interfaces, sysctls, nftables, programs, rules and routes.
+    node: bool,
+    /// What the cluster shows.
+    objects: bool,
+}
+
+impl Look {
+    const EVERYTHING: Self = Self { node: true, objects: true };
+}
+
 /// What one pass leaves for the next.
-#[derive(Default)]
 struct Memory {
-    reader: Reader,
-    /// The last good objects.
-    objects: Option<Objects>,
+    /// Whether the cluster has shown all that there is.
+    has_objects: bool,
+    /// What is wrong between the cluster and this agent.
+    complaints: Vec<String>,
+    policy: State,
+    /// What this node is to others.
+    presence: Presence,
+    /// Of the last good look at the node.
+    roles: Option<Roles>,
     problems: Problems,
     busy: Busy,
     was_ready: bool,
+    /// Whether the last pass reached what is wanted.
+    was_done: bool,
 }
 
 impl Agent {
-    /// Runs until SIGTERM or SIGINT. The datapath goes on without us.
+    /// Runs until SIGTERM or SIGINT, by what `cluster` shows. The datapath goes on without us.
     ///
     /// # Errors
     /// Something that no later pass could mend: no watch, no signal handler.
-    pub async fn run(self, mut reconciler: Reconciler) -> anyhow::Result<()> {
+    pub async fn run(self, mut reconciler: Reconciler, mut cluster: Cluster) -> anyhow::Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
         // Before the first look, so that no change falls between.
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
-        let mut manifests = Watch::new(&self.manifests, crate::source::watch::Timing::default())?;
-        let mut memory = Memory::default();
+        let mut memory = Memory::new(State::new(&self.node, self.policy.clone()));
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
             Ok(swept) => memory.busy.marks = swept.marks,
@@ -80,127 +93,184 @@ impl Agent {
         let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
-        let (mut is_due, mut is_done) = (true, true);
+        let mut look = Some(Look::EVERYTHING);
         loop {
-            if is_due {
-                is_done = self.pass(&mut reconciler, &mut memory).await;
+            if let Some(look) = look {
+                self.pass(look, &mut reconciler, &mut cluster, &mut memory).await;
             }
-            is_due = true;
-            let retry = tokio::time::sleep(if is_done { Duration::MAX } else { RETRY });
-            tokio::select! {
-                _ = manifests.tick() => {}
-                changed = node_changes.changed() => changed.context("the node's watch ended")?,
+            let retry = tokio::time::sleep(if memory.was_done { Duration::MAX } else { RETRY });
+            // In this order: what changes comes before a comparison, which takes many turns.
+            look = tokio::select! {
+                biased;
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                () = cluster.changed() => Some(Look { objects: true, ..Look::default() }),
+                changed = node_changes.changed() => {
+                    changed.context("the node's watch ended")?;
+                    Some(Look { node: true, ..Look::default() })
+                }
                 _ = period.tick() => {
                     reconciler.look_again();
                     if sweeping.is_none() {
                         sweeping = Some(self.sweep());
                     }
+                    Some(Look::EVERYTHING)
                 }
                 swept = finished(&mut sweeping) => {
                     sweeping = None;
-                    match swept {
-                        Ok(swept) => {
-                            is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
-                            memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
-                            self.health.send_modify(|health| health.swept = swept);
-                        }
-                        Err(error) => error!("sweep: {error:#}"),
-                    }
+                    self.heed(swept, &reconciler, &mut memory)
                 }
-                () = retry => {}
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-            }
+                () = retry => Some(Look::EVERYTHING),
+                () = std::future::ready(()), if reconciler.is_comparing() => compare(&mut reconciler),
+            };
         }
         info!("stopped; the datapath goes on without the agent, `lb-agent cleanup` removes it");
         Ok(())
     }
 
-    /// One look at everything. False when it should be tried again soon.
-    async fn pass(&self, reconciler: &mut Reconciler, memory: &mut Memory) -> bool {
+    /// The pass that is due after a sweep, if one is.
+    fn heed(
+        &self,
+        swept: anyhow::Result<Swept>,
+        reconciler: &Reconciler,
+        memory: &mut Memory,
+    ) -> Option<Look> {
+        match swept {
+            Ok(swept) => {
+                let is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
+                memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
+                self.health.send_modify(|health| health.swept = swept);
+                is_due.then(Look::default)
+            }
+            Err(error) => {
+                error!("sweep: {error:#}");
+                None
+            }
+        }
+    }
+
+    /// One look, and everything that follows from it.
+    async fn pass(
+        &self,
+        look: Look,
+        reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
+        memory: &mut Memory,
+    ) {
         let begun = Instant::now();
         self.health.send_modify(|health| health.alive = Some(begun));
-        let mut problems = BTreeSet::new();
-        let result = self.try_pass(reconciler, memory, &mut problems).await;
-        let is_done = match result {
-            Ok(()) => true,
+        let result = self.try_pass(look, reconciler, cluster, memory).await;
+        let was_done = std::mem::replace(&mut memory.was_done, result.is_ok());
+        let is_ready = memory.was_done && memory.has_objects;
+        let problems = match result {
+            // Most passes change none, and there may be many.
+            Ok(Said::AsBefore) if was_done => None,
+            Ok(_) => Some(memory.problems_now(reconciler)),
             Err(error) => {
+                let mut problems = memory.problems_now(reconciler);
                 problems.insert(format!("{error:#}"));
-                false
+                Some(problems)
             }
         };
         self.health.send_modify(|health| {
-            health.problems = problems.iter().cloned().collect();
-            // What an operator got wrong in a Service is said, but does not make the node less ready.
-            health.is_ready = is_done && memory.objects.is_some();
-            if health.is_ready {
+            if let Some(problems) = &problems {
+                health.problems = problems.iter().cloned().collect();
+            }
+            // What an operator got wrong in a Service is said, but does not make the node less ready; nor does an API
+            // that is away.
+            health.is_ready = is_ready;
+            if is_ready {
                 (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
             } else {
                 health.failures += 1;
             }
         });
-        memory.problems.say(problems);
-        if self.health.borrow().is_ready && !std::mem::replace(&mut memory.was_ready, true) {
+        if let Some(problems) = problems {
+            cluster.say(&problems);
+            memory.problems.say(problems);
+        }
+        if is_ready && !std::mem::replace(&mut memory.was_ready, true) {
             info!("ready");
         }
-        is_done
     }
 
     async fn try_pass(
         &self,
+        look: Look,
         reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
         memory: &mut Memory,
-        problems: &mut BTreeSet<String>,
+    ) -> anyhow::Result<Said> {
+        let mut said = Said::AsBefore;
+        if look.objects {
+            memory.complaints = cluster.look();
+            said = Said::Anew;
+        }
+        if look.node || memory.roles.is_none() {
+            self.look_at_node(reconciler, cluster, memory).await?;
+        } else {
+            // Somebody may have removed it.
+            cluster.publish(&memory.presence)?;
+        }
+        let (Some(roles), Some(store)) = (&memory.roles, cluster.store()) else { return Ok(said) };
+        memory.has_objects = true;
+        let changes = store.take_changes();
+        let delta = memory.policy.update(store, changes);
+        self.name_services(&delta, &memory.policy);
+        let is_said = delta.problems;
+        let left_out_changed = reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
+        // Only now: a status tells others that the address is served.
+        cluster.report(&memory.policy)?;
+        Ok(if is_said || left_out_changed { Said::Anew } else { said })
+    }
+
+    /// What does not depend on any object, but for the Node that it is published on.
+    async fn look_at_node(
+        &self,
+        reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
+        memory: &mut Memory,
     ) -> anyhow::Result<()> {
+        memory.roles = None;
         let interfaces = interfaces::list(&reconciler.netlink).await?;
-        let addresses = interfaces::host_addresses(&interfaces, &self.roles.selection);
         let roles = interfaces::find_roles(&interfaces, &self.roles);
-        self.publish(&addresses, roles.as_ref().ok())?;
+        memory.presence = self.presence(&interfaces, roles.as_ref().ok());
+        cluster.publish(&memory.presence)?;
         let roles = roles?;
         reconciler.node(&roles).await?;
-        match memory.reader.read(&self.manifests) {
-            Ok(objects) => memory.objects = Some(objects),
-            // The last good state stays in force; without one, what a former agent left does.
-            Err(error) => {
-                problems.insert(format!("{error}; the last good state stays in force"));
-            }
-        }
-        let Some(objects) = &memory.objects else { return Ok(()) };
-        let Objects { nodes, annotation_errors, services, slices, ignored: _ } = objects;
-        problems.extend(annotation_errors.iter().map(ToString::to_string));
-        let desired = compute(&self.node, nodes, services, slices);
-        let wanted = extend::wanted(&self.node, nodes, services, slices, &self.policy);
-        problems.extend(desired.problems);
-        problems.extend(wanted.problems.iter().cloned());
-        problems.extend(reconciler.services(&wanted, &roles, &memory.busy).await?);
-        self.health.send_modify(|health| {
-            let names = wanted.services.iter().map(|(key, s)| (*key, (s.namespace.clone(), s.name.clone())));
-            health.services = names.collect();
-        });
-        // Only now: a status tells others that the address is served.
-        self.report(&desired.status)
+        memory.roles = Some(roles);
+        Ok(())
     }
 
-    /// Our annotations.
-    fn publish(&self, addresses: &[Ipv4Addr], roles: Option<&Roles>) -> anyhow::Result<()> {
-        let overlay = roles.map(|roles| {
+    fn presence(&self, interfaces: &[Interface], roles: Option<&Roles>) -> Presence {
+        let weave = roles.map(|roles| {
             node::format_weave(roles.overlay_address, &HardwareAddress::from(roles.overlay_mac))
         });
-        let text = node::format_addresses(addresses);
-        if report::write_node(&self.manifests, &self.node, &text, overlay.as_deref())? {
-            info!(addresses = text, overlay, "published this node's addresses");
+        let addresses = interfaces::host_addresses(interfaces, &self.roles.selection);
+        Presence {
+            host: interfaces.iter().flat_map(|i| &i.addresses).map(|(address, _)| *address).collect(),
+            addresses: node::format_addresses(&addresses),
+            weave,
         }
-        Ok(())
     }
 
-    /// The status of the Services that are ours to write.
-    fn report(&self, status: &[Status]) -> anyhow::Result<()> {
-        for Status { namespace, name, address } in status {
-            if report::write_status(&self.manifests, namespace, name, *address)? {
-                info!(namespace, service = name, ?address, "wrote the status");
-            }
+    /// For metrics.
+    fn name_services(&self, delta: &Delta, policy: &State) {
+        if delta.services.is_empty() {
+            return;
         }
-        Ok(())
+        self.health.send_modify(|health| {
+            for key in &delta.services {
+                match policy.served().get(key) {
+                    Some(served) => {
+                        health.services.insert(*key, (served.namespace.clone(), served.name.clone()));
+                    }
+                    None => {
+                        health.services.remove(key);
+                    }
+                }
+            }
+        });
     }
 
     /// In a thread of its own: a full table takes a second.
@@ -213,6 +283,43 @@ impl Agent {
             Ok(swept)
         })
     }
+}
+
+impl Memory {
+    fn new(policy: State) -> Self {
+        Self {
+            has_objects: false,
+            complaints: Vec::new(),
+            policy,
+            presence: Presence::default(),
+            roles: None,
+            problems: Problems::default(),
+            busy: Busy::default(),
+            was_ready: false,
+            was_done: false,
+        }
+    }
+
+    /// What an operator should hear about.
+    fn problems_now(&self, reconciler: &Reconciler) -> BTreeSet<String> {
+        let policy = self.policy.problems().map(|(_, problem)| problem);
+        policy.chain(reconciler.problems()).map(str::to_owned).chain(self.complaints.clone()).collect()
+    }
+}
+
+/// Whether a pass may have found other problems than the one before.
+enum Said {
+    AsBefore,
+    Anew,
+}
+
+/// Goes on with a comparison. The pass that is due after it, if one is: of the node too, which has a map of its own.
+fn compare(reconciler: &mut Reconciler) -> Option<Look> {
+    let is_due = reconciler.compare().unwrap_or_else(|error| {
+        error!("compare the maps: {error}");
+        true
+    });
+    is_due.then_some(Look { node: true, objects: false })
 }
 
 /// Waits for a sweep that runs; for ever where none does.

@@ -1,7 +1,7 @@
 //! `lb-agent plan`: what a node would do with these manifests, without touching anything.
 
 use super::render::{aligned, print};
-use crate::model::{Desired, Forward, Port};
+use crate::model::{Desired, Forward, Node, Port};
 use crate::policy::extend::{Options, Wanted, WantedService, WantedState};
 use crate::policy::{compute, explain, wanted};
 use crate::source::{Objects, manifests};
@@ -58,9 +58,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let Args { node, manifests: path, output, force_reserved_ports, terminating_fallback } = args;
     let objects = manifests::read(path)?;
     check_node(node, &objects)?;
-    let Objects { nodes, annotation_errors, services, slices, ignored } = &objects;
-    let desired = compute(node, nodes, services, slices);
-    let parse_errors = annotation_errors.iter().map(ToString::to_string).collect();
+    let Objects { nodes, services, slices, ignored } = &objects;
+    let (nodes, errors): (Vec<Node>, Vec<_>) = nodes.iter().cloned().unzip();
+    let parse_errors = errors.into_iter().flatten().map(|error| error.to_string()).collect();
+    let desired = compute(node, &nodes, services, slices);
     let answer = Answer { desired: &desired, parse_errors };
     let text = match output {
         Output::Json => serde_json::to_string_pretty(&answer)? + "\n",
@@ -71,8 +72,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 force_reserved_ports: *force_reserved_ports,
                 terminating_fallback: *terminating_fallback,
             };
-            let wanted = wanted(node, nodes, services, slices, &options);
-            let not_served = explain::not_served(node, nodes, services);
+            let wanted = wanted(node, &nodes, services, slices, &options);
+            let not_served = explain::not_served(node, &nodes, services);
             let table =
                 Table { node, answer: &answer, wanted: &wanted, not_served: &not_served, ignored: *ignored };
             table.to_string()
@@ -86,7 +87,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 fn check_node(name: &str, objects: &Objects) -> anyhow::Result<()> {
     let endpoints = objects.slices.iter().flat_map(|slice| &slice.endpoints);
     let runs = endpoints.filter_map(|endpoint| endpoint.node_name.as_deref());
-    let known: BTreeSet<&str> = objects.nodes.iter().map(|node| node.name.as_str()).chain(runs).collect();
+    let known: BTreeSet<&str> =
+        objects.nodes.iter().map(|(node, _)| node.name.as_str()).chain(runs).collect();
     if known.contains(name) {
         return Ok(());
     }

@@ -13,7 +13,11 @@ use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::service::{Service, ServiceKey};
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::Ipv4Addr;
+
+mod compare;
+pub use compare::{Compared, Comparison};
 
 /// One change of one map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +56,7 @@ pub struct Observed {
     /// Keys whose value cannot be right: the id is out of range, or another service's. We never write such.
     strays: BTreeSet<ServiceKey>,
     /// By service id.
-    rings: BTreeMap<u32, Vec<u32>>,
+    rings: BTreeMap<u32, Digest>,
     /// By id; slot 0 is never used.
     slots: Vec<Backend>,
     /// The slots in use, by service id and endpoint.
@@ -62,6 +66,16 @@ pub struct Observed {
     holders: BTreeMap<Mac, Holder>,
     endpoints: BTreeMap<EndpointKey, EndpointHolders>,
     interfaces: BTreeMap<u32, Interface>,
+}
+
+/// Of a table, in place of its thousands of entries: 64 bits, so that two tables that differ are taken for one as often
+/// as memory fails.
+type Digest = u64;
+
+fn digest(ring: &[u32]) -> Digest {
+    let mut hasher = DefaultHasher::new();
+    ring.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What is left of plans that were begun: the exchanges of their tables, in one call for all of them, and what comes
@@ -105,7 +119,7 @@ impl Observed {
             }
             observed.note(&Operation::SetService(key, service));
             if let Some(ring) = maps.ring(service.id)? {
-                observed.rings.insert(service.id, ring);
+                observed.rings.insert(service.id, digest(&ring));
             }
         }
         for (id, backend) in (0..).zip(&observed.slots).skip(1) {
@@ -170,7 +184,7 @@ impl Observed {
     pub fn finish(&mut self, maps: &mut Maps, rest: Rest) -> Result<(), MapsError> {
         let Rest { rings, after } = rest;
         maps.set_rings(&rings)?;
-        self.rings.extend(rings);
+        self.rings.extend(rings.iter().map(|(service, ring)| (*service, digest(ring))));
         self.apply(maps, &after)
     }
 
@@ -179,7 +193,7 @@ impl Observed {
         match operation {
             Operation::SetBackend(id, backend) => self.note_backend(*id, *backend),
             Operation::SetRing(service, ring) => {
-                self.rings.insert(*service, ring.clone());
+                self.rings.insert(*service, digest(ring));
             }
             // The id is about to be used.
             Operation::ClearStats(service) => {
@@ -246,6 +260,11 @@ impl Observed {
     /// The holders that are recognised now.
     pub fn holders(&self) -> &BTreeMap<Mac, Holder> {
         &self.holders
+    }
+
+    /// The endpoints that are recognised now.
+    pub fn endpoints(&self) -> &BTreeMap<EndpointKey, EndpointHolders> {
+        &self.endpoints
     }
 
     /// The slots, by id.
@@ -332,7 +351,7 @@ fn serve(key: &ServiceKey, wanted: &WantedService, known: Option<&Service>, obse
     if known.is_none() {
         plan.operations.push(Operation::ClearStats(id));
     }
-    if known.is_none() || observed.rings.get(&id) != Some(&ring) {
+    if known.is_none() || observed.rings.get(&id) != Some(&digest(&ring)) {
         plan.operations.push(Operation::SetRing(id, ring));
     }
     let service = Service { id, flags: 0 };
@@ -396,18 +415,18 @@ fn endpoint_of(backend: &Backend) -> Endpoint {
     (backend.address.into(), backend.port.number())
 }
 
-/// Plans what this node recognises of other holders. Endpoints come before the holders whose forwards they make
+/// Plans what this node recognises: all holders, and those endpoints that are given. Endpoints come before the holders whose forwards they make
 /// recognisable, and go after them.
 pub fn recognition(
     holders: &BTreeMap<Mac, Holder>,
-    endpoints: &BTreeMap<EndpointKey, EndpointHolders>,
+    endpoints: &BTreeMap<EndpointKey, Option<EndpointHolders>>,
     observed: &Observed,
 ) -> Vec<Operation> {
     let mut operations = Vec::new();
-    for (key, holders) in endpoints {
-        if observed.endpoints.get(key) != Some(holders) {
-            operations.push(Operation::SetEndpoint(*key, *holders));
-        }
+    let differing = endpoints.iter().filter(|(key, wanted)| observed.endpoints.get(*key) != wanted.as_ref());
+    let (wanted, gone): (Vec<_>, Vec<_>) = differing.partition(|(_, wanted)| wanted.is_some());
+    for (key, holders) in wanted {
+        operations.extend(holders.map(|holders| Operation::SetEndpoint(*key, holders)));
     }
     // Gone ones first: the map has room for as many as there are marks.
     for mac in observed.holders.keys().filter(|mac| !holders.contains_key(*mac)) {
@@ -418,9 +437,7 @@ pub fn recognition(
             operations.push(Operation::SetHolder(*mac, *holder));
         }
     }
-    for key in observed.endpoints.keys().filter(|key| !endpoints.contains_key(*key)) {
-        operations.push(Operation::RemoveEndpoint(*key));
-    }
+    operations.extend(gone.into_iter().map(|(key, _)| Operation::RemoveEndpoint(*key)));
     operations
 }
 
@@ -514,7 +531,8 @@ mod tests {
         settle(&mut observed, &draining);
         assert_eq!(observed.slots[1].state(), BackendState::Draining);
         assert_eq!(observed.slots[1].generation, 1);
-        assert!(observed.rings[&0].iter().all(|id| *id == 2));
+        let ring: Vec<u32> = vec![2; lb_common::maglev::size_for(1) as usize];
+        assert_eq!(observed.rings[&0], digest(&ring));
     }
 
     #[test]
@@ -570,7 +588,8 @@ mod tests {
         assert_eq!(plan.problems.len(), 1);
         assert!(plan.problems[0].contains("--max-backends"), "{}", plan.problems[0]);
         perform(&mut observed, &plan);
-        assert!(observed.rings[&0].iter().all(|id| *id == 1));
+        let ring: Vec<u32> = vec![1; lb_common::maglev::size_for(1) as usize];
+        assert_eq!(observed.rings[&0], digest(&ring));
     }
 
     fn kind(operation: &Operation) -> &'static str {

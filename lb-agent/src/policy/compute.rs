@@ -1,6 +1,6 @@
 //! What one node does, given every Node, Service and EndpointSlice.
 
-use super::index::{Holders, Slices, eligible};
+use super::index::{self, Holders, Slices, eligible};
 use super::marks;
 use crate::model::{Desired, Endpoint, EndpointSlice, Forward, Holder, Node, Port, Service, ServicePort};
 use crate::model::{Shown, Status};
@@ -21,18 +21,13 @@ pub fn compute(self_name: &str, nodes: &[Node], services: &[Service], slices: &[
             Ok(placed) => placed,
             Err(unplaced) => {
                 desired.problems.push(unplaced.describe(service));
-                // Nobody forwards, so the status must not claim an address.
-                if service.shown != Shown::Nothing && writer(&holders, service.shown) == self_name {
-                    desired.status.push(status(service, None));
-                }
+                desired.status.extend(status_of_unplaced(self_name, service, &holders));
                 continue;
             }
         };
         holding.insert(&holder.name);
         if holder.name == self_name {
-            if service.shown != Shown::Address(address) {
-                desired.status.push(status(service, Some(address)));
-            }
+            desired.status.extend(status_of_served(service, address));
             desired.forwards.push(forward(service, address, &slices));
         }
     }
@@ -41,14 +36,21 @@ pub fn compute(self_name: &str, nodes: &[Node], services: &[Service], slices: &[
     desired
 }
 
+/// Nobody forwards, so the status must not claim an address.
+pub(super) fn status_of_unplaced(self_name: &str, service: &Service, holders: &Holders) -> Option<Status> {
+    let is_ours = service.shown != Shown::Nothing && writer(holders, service.shown) == self_name;
+    is_ours.then(|| status(service, None))
+}
+
 /// Who clears a status that nobody stands for: the single holder of the address it shows, else the first node.
-fn writer<'a>(holders: &Holders<'a>, shown: Shown) -> &'a str {
-    let holding = shown.address().map_or(&[][..], |address| holders.of_address(address));
-    match (holding, holders.nodes()) {
-        ([only], _) => &only.name,
-        (_, [first, ..]) => &first.name,
-        (_, []) => "",
-    }
+pub(super) fn writer(holders: &Holders, shown: Shown) -> &str {
+    let holder = shown.address().and_then(|address| holders.only_holder(address));
+    holder.or_else(|| holders.nodes().first()).map_or("", |node| node.name.as_str())
+}
+
+/// The status shows where this node serves.
+pub(super) fn status_of_served(service: &Service, address: Ipv4Addr) -> Option<Status> {
+    (service.shown != Shown::Address(address)).then(|| status(service, Some(address)))
 }
 
 fn status(service: &Service, address: Option<Ipv4Addr>) -> Status {
@@ -70,7 +72,8 @@ fn forward(service: &Service, address: Ipv4Addr, slices: &Slices<'_>) -> Forward
 }
 
 fn ready_endpoints(service: &Service, port: &ServicePort, slices: &Slices<'_>) -> Vec<Endpoint> {
-    let ready = slices.endpoints(service, port).filter(|(_, endpoint)| endpoint.conditions.is_ready());
+    let listed = index::endpoints(slices.of_service(service), port);
+    let ready = listed.filter(|(_, endpoint)| endpoint.conditions.is_ready());
     let mut endpoints: Vec<Endpoint> = ready
         .flat_map(|(port, endpoint)| {
             endpoint.addresses.iter().map(move |address| Endpoint { address: *address, port })
@@ -85,7 +88,7 @@ fn ready_endpoints(service: &Service, port: &ServicePort, slices: &Slices<'_>) -
 /// The other nodes that forward something and can take replies.
 fn others<'a>(
     self_name: &str,
-    holders: &Holders<'a>,
+    holders: &'a Holders,
     holding: &HashSet<&str>,
     problems: &mut Vec<String>,
 ) -> Vec<&'a Node> {
@@ -93,14 +96,17 @@ fn others<'a>(
         holders.nodes().iter().filter(|node| node.name != self_name && holding.contains(node.name.as_str()));
     let (reachable, unreachable): (Vec<&Node>, Vec<&Node>) =
         holding.partition(|node| node.weave_ip.is_some());
-    problems.extend(unreachable.iter().map(|node| {
-        format!(
-            "node {} holds an address but has not published its weave bridge; \
-             replies to its forwards cannot reach it",
-            node.name
-        )
-    }));
+    problems.extend(unreachable.into_iter().map(describe_unreachable));
     reachable
+}
+
+/// The problem with a holder that has published no overlay.
+pub(super) fn describe_unreachable(node: &Node) -> String {
+    format!(
+        "node {} holds an address but has not published its weave bridge; \
+         replies to its forwards cannot reach it",
+        node.name
+    )
 }
 
 /// Past the highest mark, holders are left out.

@@ -4,13 +4,14 @@
 //! The plain answers of [`super::compute()`] are never changed here; where the datapath must refuse something that
 //! they contain, a problem says so.
 
-use super::index::{Holders, Slices, eligible};
-use crate::model::{Conditions, EndpointSlice, Node, Service, ServicePort};
-use lb_common::addr::Protocol;
+use super::index::{self, Holders, Slices, eligible};
+use crate::model::{Conditions, EndpointSlice, Node, Service, ServicePort, SliceEndpoint};
+use lb_common::addr::{Port, Protocol};
 use lb_common::backend::BackendState;
 use lb_common::holder::EndpointKey;
 use lb_common::mark::MAX_HOLDERS;
 use lb_common::service::ServiceKey;
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
@@ -115,26 +116,21 @@ pub fn wanted(
     let mut forwards_of: BTreeMap<&str, (&Node, Vec<&Service>)> = BTreeMap::new();
     for (service, address, holder) in placed {
         if holder.name == self_name {
-            wanted.serve(self_name, service, address, &slices, options);
+            wanted.serve(self_name, service, address, slices.of_service(service), options);
         } else {
             forwards_of.entry(&holder.name).or_insert_with(|| (holder, Vec::new())).1.push(service);
         }
     }
-    let mut macs: BTreeMap<[u8; 6], &str> = BTreeMap::new();
-    for (holder, services) in forwards_of.values() {
-        if wanted.recognise(holder, &mut macs) {
-            for service in services {
-                wanted.expect_forwards(self_name, &holder.name, service, &slices);
+    let Recognition { holders, problems } = recognise(forwards_of.values().map(|(holder, _)| *holder));
+    for holder in &holders {
+        for service in forwards_of.get(holder.name.as_str()).into_iter().flat_map(|(_, services)| services) {
+            for key in expected_forwards(self_name, service, slices.of_service(service)) {
+                wanted.endpoints.entry(key).or_default().insert(holder.name.clone());
             }
         }
     }
-    if wanted.holders.len() > usize::from(MAX_HOLDERS) {
-        wanted.problems.push(format!(
-            "{} other nodes forward to pods, but a node can tell {MAX_HOLDERS} apart; \
-             replies to the forwards of the others cannot reach them",
-            wanted.holders.len()
-        ));
-    }
+    wanted.holders = holders;
+    wanted.problems.extend(problems.into_iter().map(|(_, problem)| problem));
     wanted
 }
 
@@ -145,102 +141,141 @@ impl Wanted {
         self_name: &str,
         service: &Service,
         address: Ipv4Addr,
-        slices: &Slices<'_>,
+        slices: &[&EndpointSlice],
         options: &Options,
     ) {
         for port in &service.ports {
-            match self.admit(service, address, port, options) {
+            let free = |key: ServiceKey| match self.services.get(&key) {
+                None => Ok(key),
+                Some(first) => Err(describe_taken(service, address, port, (&first.namespace, &first.name))),
+            };
+            match admit(address, port, options).and_then(free) {
                 Ok(key) => {
-                    let served = WantedService {
-                        namespace: service.namespace.clone(),
-                        name: service.name.clone(),
-                        port_name: port.name.clone(),
-                        backends: backends(self_name, service, port, slices, options),
-                    };
-                    self.services.insert(key, served);
+                    self.services.insert(key, serve(self_name, service, port, slices, options));
                 }
                 Err(problem) => self.problems.push(format!("{}: {problem}", service.key())),
             }
         }
     }
+}
 
-    /// The key of a port that this node can serve, or why it cannot.
-    fn admit(
-        &self,
-        service: &Service,
-        address: Ipv4Addr,
-        port: &ServicePort,
-        options: &Options,
-    ) -> Result<ServiceKey, String> {
-        let ServicePort { name: _, protocol: text, port: written } = port;
-        let Some(protocol) = protocol(text) else {
-            return Err(format!("port {written}/{text} is not served; only TCP and UDP are"));
-        };
-        let Some(number) = number(*written) else {
-            return Err(format!("port {written}/{text} is not served; a port number is 1 to 65535"));
-        };
-        let reserved = RESERVED_PORTS.contains(&number) || options.own_ports.contains(&number);
-        if protocol == Protocol::TCP && reserved && !options.force_reserved_ports {
-            return Err(format!(
-                "port {number}/TCP is reserved for the node itself and not served; \
-                 use another port or force reserved ports"
-            ));
-        }
-        let key = ServiceKey::new(address.into(), lb_common::addr::Port::new(number), protocol);
-        match self.services.get(&key) {
-            None => Ok(key),
-            Some(first) if (&first.namespace, &first.name) == (&service.namespace, &service.name) => {
-                Err(format!("port {number}/{text} is listed twice; the first one counts"))
-            }
-            Some(first) => Err(format!(
-                "port {number}/{text} of {address} is already served for {}/{}; use another port or address",
-                first.namespace, first.name
-            )),
-        }
+/// One port of a Service whose address this node holds.
+pub(super) fn serve(
+    self_name: &str,
+    service: &Service,
+    port: &ServicePort,
+    slices: &[impl Borrow<EndpointSlice>],
+    options: &Options,
+) -> WantedService {
+    WantedService {
+        namespace: service.namespace.clone(),
+        name: service.name.clone(),
+        port_name: port.name.clone(),
+        backends: backends(self_name, service, port, slices, options),
     }
+}
 
-    /// Adds another node that forwards something; false if its forwards cannot be told from others.
-    fn recognise<'a>(&mut self, node: &'a Node, macs: &mut BTreeMap<[u8; 6], &'a str>) -> bool {
-        // `compute` reports a node without an overlay.
-        let (Some(address), Some(mac)) = (node.weave_ip, &node.weave_mac) else { return false };
+/// The key of a port that this node can serve, or why it cannot.
+pub(super) fn admit(address: Ipv4Addr, port: &ServicePort, options: &Options) -> Result<ServiceKey, String> {
+    let ServicePort { name: _, protocol: text, port: written } = port;
+    let Some(protocol) = protocol(text) else {
+        return Err(format!("port {written}/{text} is not served; only TCP and UDP are"));
+    };
+    let Some(number) = number(*written) else {
+        return Err(format!("port {written}/{text} is not served; a port number is 1 to 65535"));
+    };
+    let reserved = RESERVED_PORTS.contains(&number) || options.own_ports.contains(&number);
+    if protocol == Protocol::TCP && reserved && !options.force_reserved_ports {
+        return Err(format!(
+            "port {number}/TCP is reserved for the node itself and not served; \
+             use another port or force reserved ports"
+        ));
+    }
+    Ok(ServiceKey::new(address.into(), Port::new(number), protocol))
+}
+
+/// The problem with a port that is served already, for the Service of this namespace and name.
+pub(super) fn describe_taken(
+    service: &Service,
+    address: Ipv4Addr,
+    port: &ServicePort,
+    (namespace, name): (&str, &str),
+) -> String {
+    let ServicePort { name: _, protocol, port: number } = port;
+    if (namespace, name) == (&service.namespace, &service.name) {
+        format!("port {number}/{protocol} is listed twice; the first one counts")
+    } else {
+        format!(
+            "port {number}/{protocol} of {address} is already served for {namespace}/{name}; \
+             use another port or address"
+        )
+    }
+}
+
+/// The holders whose forwards can be told from others.
+#[derive(Default)]
+pub(super) struct Recognition {
+    pub(super) holders: Vec<HolderWanted>,
+    /// What is wrong with the others, each with the name of the node; none where it concerns all of them.
+    pub(super) problems: Vec<(Option<String>, String)>,
+}
+
+/// Tells apart the other nodes that forward something, given by name. One without an overlay is left out:
+/// [`super::compute()`] reports it.
+pub(super) fn recognise<'a>(nodes: impl Iterator<Item = &'a Node>) -> Recognition {
+    let Recognition { mut holders, mut problems } = Recognition::default();
+    let mut macs: BTreeMap<[u8; 6], &str> = BTreeMap::new();
+    for node in nodes {
+        let (Some(address), Some(mac)) = (node.weave_ip, &node.weave_mac) else { continue };
         let name = &node.name;
+        let mut wrong = |problem| problems.push((Some(name.clone()), problem));
         let Some(ethernet) = mac.ethernet() else {
-            self.problems.push(format!(
+            wrong(format!(
                 "node {name}: {mac} is not an Ethernet address; its forwards cannot be recognised here, \
                  publish the 6 bytes of its overlay device"
             ));
-            return false;
+            continue;
         };
         if let Some(first) = macs.get(&ethernet) {
-            self.problems.push(format!(
+            wrong(format!(
                 "node {name}: {mac} is also the overlay address of node {first}; \
                  its forwards cannot be recognised here, give one of them another"
             ));
-            return false;
+            continue;
         }
         macs.insert(ethernet, name);
-        self.holders.push(HolderWanted { name: name.clone(), address, mac: ethernet });
-        true
+        holders.push(HolderWanted { name: name.clone(), address, mac: ethernet });
     }
+    if holders.len() > usize::from(MAX_HOLDERS) {
+        let problem = format!(
+            "{} other nodes forward to pods, but a node can tell {MAX_HOLDERS} apart; \
+             replies to the forwards of the others cannot reach them",
+            holders.len()
+        );
+        problems.push((None, problem));
+    }
+    Recognition { holders, problems }
+}
 
-    /// Adds the endpoints, ready or not, of a Service that another node forwards: those that run here, and those
-    /// of which nobody says where they run.
-    fn expect_forwards(&mut self, self_name: &str, holder: &str, service: &Service, slices: &Slices<'_>) {
-        for port in &service.ports {
-            let Some(protocol) = protocol(&port.protocol) else { continue };
-            for (target, endpoint) in slices.endpoints(service, port) {
-                let Some(target) = number(target) else { continue };
-                if endpoint.node_name.as_deref().is_some_and(|node| node != self_name) {
-                    continue;
-                }
-                for address in &endpoint.addresses {
-                    let port = lb_common::addr::Port::new(target);
-                    let key = EndpointKey::new((*address).into(), port, protocol);
-                    self.endpoints.entry(key).or_default().insert(holder.to_owned());
-                }
-            }
-        }
-    }
+/// The endpoints, ready or not, of a Service that another node forwards: those that run here, and those of which nobody
+/// says where they run. An endpoint that is listed several times may come several times.
+pub(super) fn expected_forwards<'a>(
+    self_name: &'a str,
+    service: &'a Service,
+    slices: &'a [impl Borrow<EndpointSlice>],
+) -> impl Iterator<Item = EndpointKey> {
+    let ports = service.ports.iter().filter_map(|port| Some((port, protocol(&port.protocol)?)));
+    ports.flat_map(move |(port, protocol)| {
+        let is_here = move |endpoint: &SliceEndpoint| {
+            endpoint.node_name.as_deref().is_none_or(|node| node == self_name)
+        };
+        let here = index::endpoints(slices, port).filter(move |(_, endpoint)| is_here(endpoint));
+        let usable = here.filter_map(|(target, endpoint)| Some((Port::new(number(target)?), endpoint)));
+        usable.flat_map(move |(port, endpoint)| {
+            let addresses = endpoint.addresses.iter();
+            addresses.map(move |address| EndpointKey::new((*address).into(), port, protocol))
+        })
+    })
 }
 
 /// The backends of one port. An endpoint that is listed as ready and as not ready (in two slices, say) is ready.
@@ -248,10 +283,10 @@ fn backends(
     self_name: &str,
     service: &Service,
     port: &ServicePort,
-    slices: &Slices<'_>,
+    slices: &[impl Borrow<EndpointSlice>],
     options: &Options,
 ) -> Vec<WantedBackend> {
-    let listed: Vec<_> = slices.endpoints(service, port).filter_map(|(p, e)| Some((number(p)?, e))).collect();
+    let listed: Vec<_> = index::endpoints(slices, port).filter_map(|(p, e)| Some((number(p)?, e))).collect();
     let none_ready = !listed.iter().any(|(_, endpoint)| endpoint.conditions.is_ready());
     let fallback = options.terminating_fallback && none_ready;
     let mut found: BTreeMap<(Ipv4Addr, u16), (WantedState, bool)> = BTreeMap::new();
@@ -293,7 +328,8 @@ fn number(port: i32) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{HardwareAddress, SliceEndpoint, SlicePort};
+    use crate::model::{HardwareAddress, SlicePort};
+    use std::sync::Arc;
 
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
     const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -328,12 +364,13 @@ mod tests {
     }
 
     fn mk_endpoint(address: Ipv4Addr, conditions: Conditions, node: Option<&str>) -> SliceEndpoint {
-        SliceEndpoint { addresses: vec![address], conditions, node_name: node.map(str::to_owned) }
+        SliceEndpoint { addresses: vec![address], conditions, node_name: node.map(Arc::from) }
     }
 
     fn mk_slice(service: &str, port: i32, endpoints: Vec<SliceEndpoint>) -> EndpointSlice {
         EndpointSlice {
             namespace: "default".to_owned(),
+            name: service.to_owned(),
             service: service.to_owned(),
             ipv4: true,
             ports: vec![SlicePort { name: String::new(), protocol: "TCP".to_owned(), port: Some(port) }],
@@ -346,7 +383,7 @@ mod tests {
     }
 
     fn key(port: u16, protocol: Protocol) -> ServiceKey {
-        ServiceKey::new(ADDRESS.into(), lb_common::addr::Port::new(port), protocol)
+        ServiceKey::new(ADDRESS.into(), Port::new(port), protocol)
     }
 
     fn backends_of(wanted: &Wanted) -> &[WantedBackend] {
@@ -522,7 +559,7 @@ mod tests {
         ];
         let slices = [mk_slice("web", 8080, endpoints)];
         let wanted = wanted("b", &mk_nodes(), &services, &slices, &Options::default());
-        let key = |last| EndpointKey::new(pod(last).into(), lb_common::addr::Port::new(8080), Protocol::TCP);
+        let key = |last| EndpointKey::new(pod(last).into(), Port::new(8080), Protocol::TCP);
         let from_a = || BTreeSet::from(["a".to_owned()]);
         assert_eq!(wanted.endpoints, BTreeMap::from([(key(1), from_a()), (key(2), from_a())]));
         let holder = HolderWanted {

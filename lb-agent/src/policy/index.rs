@@ -1,28 +1,31 @@
-//! Look-up tables over the input, built once per computation: what keeps the policy linear.
+//! Look-up tables over the input: what keeps the policy linear.
 
 use super::quote::Quoted;
 use crate::model::{EndpointSlice, Node, Service, ServicePort, SliceEndpoint, parse_ipv4};
+use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
 /// Who holds which address.
-pub(crate) struct Holders<'a> {
+#[derive(Default)]
+pub(crate) struct Holders {
     /// By name.
-    nodes: Vec<&'a Node>,
-    by_address: HashMap<Ipv4Addr, Vec<&'a Node>>,
+    nodes: Vec<Node>,
+    /// Positions in `nodes`, ascending.
+    by_address: HashMap<Ipv4Addr, Vec<usize>>,
 }
 
-impl<'a> Holders<'a> {
-    pub(crate) fn of(nodes: &'a [Node]) -> Self {
-        let mut nodes: Vec<&Node> = nodes.iter().collect();
+impl Holders {
+    pub(crate) fn of<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Self {
+        let mut nodes: Vec<Node> = nodes.into_iter().cloned().collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut by_address: HashMap<Ipv4Addr, Vec<&Node>> = HashMap::new();
-        for node in &nodes {
+        let mut by_address: HashMap<Ipv4Addr, Vec<usize>> = HashMap::new();
+        for (position, node) in nodes.iter().enumerate() {
             for address in &node.addresses {
                 let holders = by_address.entry(*address).or_default();
                 // An address on two interfaces of one node is listed twice, but held once.
-                if !holders.last().is_some_and(|last| std::ptr::eq(*last, *node)) {
-                    holders.push(node);
+                if holders.last() != Some(&position) {
+                    holders.push(position);
                 }
             }
         }
@@ -30,22 +33,34 @@ impl<'a> Holders<'a> {
     }
 
     /// Every node, by name.
-    pub(crate) fn nodes(&self) -> &[&'a Node] {
+    pub(crate) fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The nodes that hold `address`, by name.
-    pub(crate) fn of_address(&self, address: Ipv4Addr) -> &[&'a Node] {
-        self.by_address.get(&address).map_or(&[], Vec::as_slice)
+    /// The node of this name.
+    pub(crate) fn node(&self, name: &str) -> Option<&Node> {
+        let position = self.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).ok()?;
+        Some(&self.nodes[position])
+    }
+
+    /// The one node that holds `address`.
+    pub(crate) fn only_holder(&self, address: Ipv4Addr) -> Option<&Node> {
+        match self.by_address.get(&address).map(Vec::as_slice) {
+            Some([only]) => Some(&self.nodes[*only]),
+            _ => None,
+        }
     }
 
     /// The address that a Service asks for and the one node that holds it.
-    pub(crate) fn place(&self, service: &Service) -> Result<(Ipv4Addr, &'a Node), Unplaced<'_>> {
+    pub(crate) fn place(&self, service: &Service) -> Result<(Ipv4Addr, &Node), Unplaced<'_>> {
         let Some(address) = parse_ipv4(&service.wanted) else { return Err(Unplaced::NoAddress) };
-        match self.of_address(address) {
+        match self.by_address.get(&address).map_or(&[][..], Vec::as_slice) {
             [] => Err(Unplaced::NotHeld(address)),
-            [only] => Ok((address, only)),
-            several => Err(Unplaced::HeldBySeveral(address, several)),
+            [only] => Ok((address, &self.nodes[*only])),
+            several => {
+                let names = several.iter().map(|position| self.nodes[*position].name.as_str());
+                Err(Unplaced::HeldBySeveral(address, names.collect()))
+            }
         }
     }
 }
@@ -54,7 +69,8 @@ impl<'a> Holders<'a> {
 pub(crate) enum Unplaced<'a> {
     NoAddress,
     NotHeld(Ipv4Addr),
-    HeldBySeveral(Ipv4Addr, &'a [&'a Node]),
+    /// By the nodes of these names.
+    HeldBySeveral(Ipv4Addr, Vec<&'a str>),
 }
 
 impl Unplaced<'_> {
@@ -71,8 +87,7 @@ impl Unplaced<'_> {
                 Quoted(&service.wanted)
             ),
             Self::NotHeld(address) => format!("no node holds {address}"),
-            Self::HeldBySeveral(address, nodes) => {
-                let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+            Self::HeldBySeveral(address, names) => {
                 format!("{address} is held by several nodes ({}); serving it from none", names.join(", "))
             }
         }
@@ -86,7 +101,7 @@ pub(crate) fn eligible(services: &[Service]) -> Vec<&Service> {
     eligible
 }
 
-/// The IPv4 slices of each Service.
+/// The slices of each Service.
 pub(crate) struct Slices<'a> {
     by_service: HashMap<(&'a str, &'a str), Vec<&'a EndpointSlice>>,
 }
@@ -94,26 +109,27 @@ pub(crate) struct Slices<'a> {
 impl<'a> Slices<'a> {
     pub(crate) fn of(slices: &'a [EndpointSlice]) -> Self {
         let mut by_service: HashMap<_, Vec<&EndpointSlice>> = HashMap::new();
-        for slice in slices.iter().filter(|slice| slice.ipv4) {
+        for slice in slices {
             by_service.entry((slice.namespace.as_str(), slice.service.as_str())).or_default().push(slice);
         }
         Self { by_service }
     }
 
-    /// The endpoints, ready or not, that a Service's slices list for one of its ports, each with its port number.
-    pub(crate) fn endpoints<'s>(
-        &'s self,
-        service: &'s Service,
-        wanted: &'s ServicePort,
-    ) -> impl Iterator<Item = (i32, &'a SliceEndpoint)> + use<'a, 's> {
+    /// Those of one Service.
+    pub(crate) fn of_service<'s>(&'s self, service: &'s Service) -> &'s [&'s EndpointSlice] {
         let key = (service.namespace.as_str(), service.name.as_str());
-        let slices = self.by_service.get(&key).into_iter().flatten();
-        slices.flat_map(move |slice| {
-            let ports = slice
-                .ports
-                .iter()
-                .filter(|port| port.name == wanted.name && port.protocol == wanted.protocol);
-            ports.filter_map(|port| port.port).flat_map(|port| slice.endpoints.iter().map(move |e| (port, e)))
-        })
+        self.by_service.get(&key).map_or(&[], Vec::as_slice)
     }
+}
+
+/// The endpoints, ready or not, that a Service's IPv4 slices list for one of its ports, each with its port number.
+pub(crate) fn endpoints<'a, S: Borrow<EndpointSlice>>(
+    slices: &'a [S],
+    wanted: &'a ServicePort,
+) -> impl Iterator<Item = (i32, &'a SliceEndpoint)> + use<'a, S> {
+    slices.iter().map(Borrow::borrow).filter(|slice| slice.ipv4).flat_map(move |slice| {
+        let ports =
+            slice.ports.iter().filter(|port| port.name == wanted.name && port.protocol == wanted.protocol);
+        ports.filter_map(|port| port.port).flat_map(|port| slice.endpoints.iter().map(move |e| (port, e)))
+    })
 }

@@ -28,6 +28,15 @@ pub enum AnnotationError {
     },
 }
 
+impl AnnotationError {
+    /// The Node's name.
+    pub fn node(&self) -> &str {
+        match self {
+            Self::Address { node, .. } | Self::Weave { node, .. } => node,
+        }
+    }
+}
+
 /// Reads a Node's annotations. A node that has published nothing (yet) holds nothing and cannot take replies.
 ///
 /// After an error the node holds what stood before it: addresses in front of a bad one, and no overlay.

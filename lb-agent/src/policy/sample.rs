@@ -36,15 +36,17 @@ pub fn cluster(services: u32, endpoints: u32) -> Cluster {
         wanted: Ipv4Addr::from(first_address + s).to_string(),
         ports: vec![ServicePort { name: String::new(), protocol: "TCP".to_owned(), port: 80 }],
         shown: Shown::Nothing,
+        is_shown_by_proxy: false,
         deleting: false,
     };
     let endpoint = |s: u32, e: u32| SliceEndpoint {
         addresses: vec![Ipv4Addr::from(first_pod + s * endpoints + e)],
         conditions: Conditions { ready: Some(true), serving: Some(true), terminating: Some(false) },
-        node_name: Some(format!("node-{}", e % 3 + 1)),
+        node_name: Some(format!("node-{}", e % 3 + 1).into()),
     };
     let slice = |s: u32| EndpointSlice {
         namespace: format!("team-{}", s % 50),
+        name: format!("service-{s}-1"),
         service: format!("service-{s}"),
         ipv4: true,
         ports: vec![SlicePort { name: String::new(), protocol: "TCP".to_owned(), port: Some(8080) }],

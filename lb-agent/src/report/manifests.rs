@@ -145,13 +145,13 @@ mod tests {
         assert_eq!(files(&dir.path().join("nodes")), ["node-1.yaml"], "no temporary file stays");
 
         let objects = read(dir.path()).unwrap();
-        let node = &objects.nodes[0];
+        let (node, _) = &objects.nodes[0];
         assert_eq!(node.addresses, [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 9)]);
         assert_eq!(node.weave_mac.as_ref().unwrap().to_string(), "fe:00:00:00:00:01");
 
         assert!(write_node(dir.path(), "node-1", "", None).unwrap());
         let objects = read(dir.path()).unwrap();
-        assert_eq!((objects.nodes[0].addresses.len(), objects.nodes[0].weave_ip), (0, None));
+        assert_eq!((objects.nodes[0].0.addresses.len(), objects.nodes[0].0.weave_ip), (0, None));
     }
 
     #[test]

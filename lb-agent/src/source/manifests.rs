@@ -133,10 +133,8 @@ impl Reader {
             faults.sort();
             return Err(ManifestError::Broken { faults });
         }
-        let (nodes, errors): (_, Vec<_>) = nodes.values().map(node::parse).unzip();
         Ok(Objects {
-            nodes,
-            annotation_errors: errors.into_iter().flatten().collect(),
+            nodes: nodes.values().map(node::parse).collect(),
             services: services.into_values().collect(),
             slices: slices.into_values().collect(),
             ignored: base.iter().map(|kinds| kinds.ignored).sum(),
@@ -216,7 +214,7 @@ fn lay_nodes_over(nodes: &mut BTreeMap<Key, core::Node>, reported: BTreeMap<Key,
 fn lay_status_over(services: &mut BTreeMap<Key, Service>, reported: &BTreeMap<Key, Service>) {
     for (key, report) in reported {
         if let Some(service) = services.get_mut(key) {
-            service.shown = report.shown;
+            (service.shown, service.is_shown_by_proxy) = (report.shown, report.is_shown_by_proxy);
         }
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use lb_agent::datapath::maps::Maps;
 use lb_agent::datapath::pins::Pins;
 use lb_agent::policy::extend::{self, Wanted, WantedBackend, WantedState};
-use lb_agent::source::manifests;
+use lb_agent::source::{Objects, manifests};
 use lb_common::addr::{Mac, Port};
 use lb_common::backend::{Backend, BackendState};
 use lb_common::flow::ReplyKind;
@@ -169,10 +169,10 @@ impl World {
     }
 
     fn is_settled(&self, node: &Node) -> Result<()> {
-        let objects = manifests::read(self.testbed.cluster().directory())?;
-        ensure!(objects.nodes.iter().all(|node| node.weave_mac.is_some()), "a node is not published");
-        let wanted =
-            extend::wanted(node.name(), &objects.nodes, &objects.services, &objects.slices, &self.policy);
+        let Objects { nodes, services, slices, .. } = manifests::read(self.testbed.cluster().directory())?;
+        let (nodes, _): (Vec<_>, Vec<_>) = nodes.into_iter().unzip();
+        ensure!(nodes.iter().all(|node| node.weave_mac.is_some()), "a node is not published");
+        let wanted = extend::wanted(node.name(), &nodes, &services, &slices, &self.policy);
         let maps = self.maps(node.number())?;
         let services = maps.services.all()?;
         ensure!(services.keys().eq(wanted.services.keys()), "it serves {:?}", services.keys());

@@ -168,8 +168,7 @@ impl Source<'_> {
     fn slice(&self, object: &discovery::EndpointSlice) -> Result<Document<EndpointSlice>, Fault> {
         let mut slice = EndpointSlice::from(object);
         in_default(&mut slice.namespace);
-        let name = object.metadata.name.clone().unwrap_or_default();
-        self.document("EndpointSlice", slice.namespace.clone(), name, slice)
+        self.document("EndpointSlice", slice.namespace.clone(), slice.name.clone(), slice)
     }
 
     fn document<T>(

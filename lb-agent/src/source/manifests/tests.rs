@@ -25,7 +25,7 @@ fn error_of(files: &[(&str, &str)]) -> String {
 }
 
 fn names(objects: &Objects) -> Vec<String> {
-    let nodes = objects.nodes.iter().map(|node| node.name.clone());
+    let nodes = objects.nodes.iter().map(|(node, _)| node.name.clone());
     let services = objects.services.iter().map(Service::key);
     let slices = objects.slices.iter().map(|slice| format!("{}/{} slice", slice.namespace, slice.service));
     nodes.chain(services).chain(slices).collect()
@@ -256,11 +256,12 @@ fn reports_lie_over_the_manifests() {
     ]);
     let objects = read(dir.path()).unwrap();
     assert_eq!(names(&objects), ["node-1", "node-2", "default/web"]);
-    let (first, web) = (&objects.nodes[0], &objects.services[0]);
+    let (first, web) = (&objects.nodes[0].0, &objects.services[0]);
     assert_eq!(first.addresses, [Ipv4Addr::new(192, 0, 2, 1)]);
     assert_eq!(first.weave_ip, Some(Ipv4Addr::new(10, 32, 0, 1)), "what the report does not say stays");
     assert_eq!(web.shown.address(), Some(Ipv4Addr::new(192, 0, 2, 1)));
     assert!(web.eligible, "of a reported Service only the status counts");
-    let errors: Vec<String> = objects.annotation_errors.iter().map(ToString::to_string).collect();
+    let errors: Vec<String> =
+        objects.nodes.iter().filter_map(|(_, error)| Some(error.as_ref()?.to_string())).collect();
     assert_eq!(errors, ["node node-2: reweave.levk.dev/addresses: \"x\" is not an IPv4 address"]);
 }
