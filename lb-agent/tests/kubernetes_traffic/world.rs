@@ -6,7 +6,10 @@ use crate::echo::Echo;
 use anyhow::{Context as _, Result, ensure};
 use lb_agent::datapath::maps::Maps;
 use lb_agent::datapath::pins::Pins;
+use lb_common::addr::{Port, Protocol};
+use lb_common::service::ServiceKey;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Deref as _;
@@ -321,6 +324,19 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
 
     pub(crate) fn await_served(&self, address: Ipv4Addr) {
         wait::until(&format!("an answer from {address}"), PATIENCE, || self.request(address)).unwrap();
+    }
+
+    /// Waits until the holder forwards to so many endpoints of a Service.
+    pub(crate) fn await_backends(&self, holder: u8, address: Ipv4Addr, count: usize) {
+        wait::until(&format!("{address} has {count} endpoints"), PATIENCE, || {
+            let maps = self.maps(holder)?;
+            let key = ServiceKey::new(address.into(), Port::new(WEB), Protocol::TCP);
+            let service = maps.services.get(&key)?.context("it is not served")?;
+            let ring: BTreeSet<u32> = maps.ring(service.id)?.context("it has no table")?.into_iter().collect();
+            ensure!(ring.len() == count, "{}", ring.len());
+            Ok(())
+        })
+        .unwrap();
     }
 
     /// Which nodes forward what comes to this address.
