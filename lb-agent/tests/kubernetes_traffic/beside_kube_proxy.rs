@@ -86,7 +86,7 @@ kind: Endpoints
 metadata: {{name: mirrored, namespace: default, labels: {{{}}}}}
 subsets:
 - addresses: [{addresses}]
-  ports: [{{name: web, port: 8080}}, {{name: talk, port: 8081}}]
+  ports: [{{name: web, port: 8080}}, {{name: talk, port: 8081}}, {{name: ask, port: 5353, protocol: UDP}}]
 ",
         label("mirrored")
     ));

@@ -4,10 +4,12 @@ use crate::client::Asker;
 use crate::shared;
 use crate::world::{ASK, PATIENCE, WEB, World, service};
 use anyhow::{Result, ensure};
+use nix::sys::signal::Signal;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::Duration;
 use testbed::{http, wait};
 
@@ -19,6 +21,8 @@ const CLIENTS: usize = 3;
 enum Outcome {
     Answer(String),
     Refused,
+    /// No answer in time.
+    Lost,
     Other(String),
 }
 
@@ -28,6 +32,7 @@ impl Outcome {
             Ok(pod) => Self::Answer(pod),
             Err(error) => match error.downcast_ref::<io::Error>().map(io::Error::kind) {
                 Some(ErrorKind::ConnectionRefused) => Self::Refused,
+                Some(ErrorKind::TimedOut) => Self::Lost,
                 _ => Self::Other(format!("{error:#}")),
             },
         }
@@ -43,21 +48,35 @@ impl Drop for End<'_> {
     }
 }
 
-/// Asks without a pause until it is over, and returns what it got, one after the other.
-fn ask(world: &World, address: Ipv4Addr, is_over: &AtomicBool) -> Vec<Outcome> {
+/// What a client has got so far, one after the other.
+type Seen = Mutex<Vec<Outcome>>;
+
+/// Asks without a pause until it is over.
+fn ask(world: &World, address: Ipv4Addr, seen: &Seen, is_over: &AtomicBool) {
     let server = SocketAddrV4::new(address, WEB);
     let requests = || {
-        let mut seen = Vec::new();
         while !is_over.load(Ordering::Relaxed) {
-            seen.push(Outcome::of(http::get_here(server, "/", Duration::from_secs(2))));
+            let outcome = Outcome::of(http::get_here(server, "/", Duration::from_secs(1)));
+            seen.lock().unwrap().push(outcome);
         }
-        Ok(seen)
+        Ok(())
     };
-    world.testbed.client().enter(requests).unwrap()
+    world.testbed.client().enter(requests).unwrap();
+}
+
+/// Waits until every client has just been refused, or has not.
+fn await_all(clients: &[Seen], what: &str, is_it: fn(&Outcome) -> bool) {
+    wait::until(&format!("every client is {what}"), PATIENCE, || {
+        let last: Vec<_> = clients.iter().map(|seen| seen.lock().unwrap().last().cloned()).collect();
+        ensure!(last.iter().all(|outcome| outcome.as_ref().is_some_and(is_it)), "{last:?}");
+        Ok(())
+    })
+    .unwrap();
 }
 
 /// Pods from none to two, on the holder and elsewhere, and back to none, while clients ask without a pause: each is
-/// refused while nobody is there, answered by one of them while they are, and nothing else.
+/// refused while nobody is there, answered by one of them while they are, and nothing else. One request of each client may
+/// be lost at each turn: see [`a_pod_is_reached_as_soon_as_its_node_has_heard_of_it`].
 #[test]
 fn under_load_endpoints_come_and_go_without_a_wrong_answer() {
     let Some(mut world) = shared::world() else { return };
@@ -68,58 +87,77 @@ fn under_load_endpoints_come_and_go_without_a_wrong_answer() {
     let pods = [world.add_pod(1, names[0], "tide"), world.add_pod(2, names[1], "tide")];
     world.await_served(address);
     let asker = Asker::new(world.testbed.client(), SocketAddrV4::new(address, ASK));
-    let await_refused = |what: &str, ask: &dyn Fn() -> Result<String>| {
-        wait::until(&format!("{what} is refused"), PATIENCE, || {
-            let outcome = Outcome::of(ask());
-            ensure!(outcome == Outcome::Refused, "{outcome:?}");
-            Ok(())
-        })
-        .unwrap();
-    };
+    let clients: [Seen; CLIENTS] = Default::default();
     let is_over = AtomicBool::new(false);
-    let seen: Vec<Vec<Outcome>> = thread::scope(|scope| {
-        let world = &*world;
-        let is_over = &is_over;
-        let clients: Vec<ScopedJoinHandle<'_, _>> =
-            (0..CLIENTS).map(|_| scope.spawn(move || ask(world, address, is_over))).collect();
-        let end = End(is_over);
+    thread::scope(|scope| {
+        let end = End(&is_over);
+        for seen in &clients {
+            let (world, is_over) = (&*world, &is_over);
+            scope.spawn(move || ask(world, address, seen, is_over));
+        }
         for _ in 0..ROUNDS {
+            await_all(&clients, "answered", |outcome| matches!(outcome, Outcome::Answer(_)));
             for pod in &pods {
                 world.plane.terminate_pod(pod).unwrap();
             }
-            await_refused("a new connection", &|| world.request(address));
+            await_all(&clients, "refused", |outcome| *outcome == Outcome::Refused);
             for pod in &pods {
                 world.plane.remove_pod(pod).unwrap();
             }
             // The same socket, whose flow its pod could keep until then.
-            await_refused("a datagram", &|| Ok(asker.ask("anybody?")?.pod));
+            wait::until("a datagram is refused", PATIENCE, || {
+                let outcome = Outcome::of(asker.ask("anybody?").map(|answer| answer.pod));
+                ensure!(outcome == Outcome::Refused, "{outcome:?}");
+                Ok(())
+            })
+            .unwrap();
             for pod in &pods {
                 world.plane.add_pod(pod, "tide").unwrap();
             }
-            world.await_served(address);
+            world.await_backends(1, address, pods.len());
+            world.await_recognised(address, &pods);
             assert!(names.contains(&asker.ask("and now?").unwrap().pod.as_str()));
         }
+        await_all(&clients, "answered", |outcome| matches!(outcome, Outcome::Answer(_)));
         drop(end);
-        clients.into_iter().map(|client| client.join().unwrap()).collect()
     });
-    for outcomes in seen {
-        let strange: Vec<_> = outcomes.iter().filter(|outcome| !is_expected(outcome, &names)).collect();
-        assert!(strange.is_empty(), "{strange:?}");
-        let mut refused: Vec<bool> = outcomes.iter().map(|outcome| *outcome == Outcome::Refused).collect();
-        let requests = refused.len();
-        refused.dedup();
-        let tides: Vec<bool> = (0..=2 * ROUNDS).map(|turn| turn % 2 == 1).collect();
-        assert_eq!(refused, tides, "of {requests} requests, which were refused");
+    for seen in clients {
+        let outcomes = seen.into_inner().unwrap();
+        let mut turns = Vec::new();
+        let mut lost = 0;
+        for outcome in &outcomes {
+            match outcome {
+                Outcome::Answer(pod) if names.contains(&pod.as_str()) => turns.push("answered"),
+                Outcome::Refused => turns.push("refused"),
+                Outcome::Lost => lost += 1,
+                strange => panic!("{strange:?}"),
+            }
+        }
+        assert!(lost <= ROUNDS, "{lost} of {} requests are lost", outcomes.len());
+        turns.dedup();
+        let tides: Vec<&str> = ["answered", "refused"].into_iter().cycle().take(2 * ROUNDS + 1).collect();
+        assert_eq!(turns, tides, "of {} requests", outcomes.len());
     }
     for pod in &pods {
         world.plane.remove_pod(pod).unwrap();
     }
 }
 
-fn is_expected(outcome: &Outcome, names: &[&str]) -> bool {
-    match outcome {
-        Outcome::Answer(pod) => names.contains(&pod.as_str()),
-        Outcome::Refused => true,
-        Outcome::Other(_) => false,
+/// The holder hears of a new pod before the pod's node does: what it forwards until then is lost, and answered by nobody
+/// else. (The CNI's masquerade takes such a connection for one of its own, so it stays lost; a new one is another matter.)
+#[test]
+fn a_pod_is_reached_as_soon_as_its_node_has_heard_of_it() {
+    let Some(mut world) = shared::world() else { return };
+    let address = world.held_by(1);
+    world.apply(&service("late", address, "slow"));
+    world.await_shown("late", Some(address));
+    world.signal_agent(2, Signal::SIGSTOP);
+    let pod = world.add_pod(2, "slow-1", "slow");
+    world.await_backends(1, address, 1);
+    for _ in 0..2 {
+        assert_eq!(Outcome::of(world.request(address)), Outcome::Lost);
     }
+    world.signal_agent(2, Signal::SIGCONT);
+    world.await_served(address);
+    world.plane.remove_pod(&pod).unwrap();
 }

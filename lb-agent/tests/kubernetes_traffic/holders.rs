@@ -10,13 +10,16 @@ fn connections_and_status_stay_when_an_address_moves() {
     let address = world.held_by(1);
     world.serve("moving", address);
     // Another Service with the same address goes with it.
-    world.apply(&service("beside", address, "web").replace("port: 8", "port: 18").replace("port: 53", "port: 54"));
+    world.apply(
+        &service("beside", address, "web").replace("port: 8", "port: 18").replace("port: 53", "port: 54"),
+    );
     world.await_shown("beside", Some(address));
     let record = Recorder::start(&world, "moving");
     let mut talks = world.talks(address);
     check(&mut talks, "before");
     world.testbed.move_address(address, 1, 2).unwrap();
     world.await_served_by(address, &[2]);
+    world.await_recognised(address, &world.pods);
     check(&mut talks, "after");
     check(&mut world.talks(address), "new");
     world.await_shown("beside", Some(address));

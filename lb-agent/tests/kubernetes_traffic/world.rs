@@ -3,11 +3,13 @@
 
 use crate::client::Talk;
 use crate::echo::Echo;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use lb_agent::datapath::maps::Maps;
 use lb_agent::datapath::pins::Pins;
-use lb_common::addr::{Port, Protocol};
+use lb_common::addr::{Mac, Port, Protocol};
+use lb_common::holder::EndpointKey;
 use lb_common::service::ServiceKey;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -164,6 +166,11 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
         self.take_agent(node).kill().unwrap();
     }
 
+    /// SIGSTOP, or SIGCONT.
+    pub(crate) fn signal_agent(&self, node: u8, signal: Signal) {
+        self.agents[usize::from(node) - 1].as_ref().unwrap().process.signal(signal).unwrap();
+    }
+
     fn take_agent(&mut self, node: u8) -> Process {
         self.agents[usize::from(node) - 1].take().unwrap().process
     }
@@ -297,11 +304,14 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
         wait::until(&format!("an Event about {service}: {note}"), PATIENCE, || {
             let events = self.get("events.events.k8s.io")?;
             let of_service = |event: &&Value| {
-                event["reportingController"] == "reweave.levk.dev/lb-agent" && event["regarding"]["name"] == service
+                event["reportingController"] == "reweave.levk.dev/lb-agent"
+                    && event["regarding"]["name"] == service
             };
-            let ours: Vec<&Value> = events["items"].as_array().context("no list")?.iter().filter(of_service).collect();
+            let ours: Vec<&Value> =
+                events["items"].as_array().context("no list")?.iter().filter(of_service).collect();
             let said = |event: &Value| event["series"]["count"].as_u64().unwrap_or(1);
-            let is_it = |event: &&Value| event["reason"] == reason && event["note"] == note && said(event) == times;
+            let is_it =
+                |event: &&Value| event["reason"] == reason && event["note"] == note && said(event) == times;
             ensure!(ours.iter().copied().filter(is_it).count() == 1, "{ours:?}");
             Ok(())
         })
@@ -332,8 +342,30 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
             let maps = self.maps(holder)?;
             let key = ServiceKey::new(address.into(), Port::new(WEB), Protocol::TCP);
             let service = maps.services.get(&key)?.context("it is not served")?;
-            let ring: BTreeSet<u32> = maps.ring(service.id)?.context("it has no table")?.into_iter().collect();
+            let ring: BTreeSet<u32> =
+                maps.ring(service.id)?.context("it has no table")?.into_iter().collect();
             ensure!(ring.len() == count, "{}", ring.len());
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Waits until these pods' nodes know that the holder of the address forwards to them.
+    pub(crate) fn await_recognised(&self, address: Ipv4Addr, pods: &[Pod]) {
+        wait::until(&format!("the nodes recognise forwards from {address}"), PATIENCE, || {
+            let holders = self.servers_of(address)?;
+            let [holder] = holders[..] else { bail!("served by {holders:?}") };
+            let holder = self.testbed.node(holder);
+            for pod in pods.iter().filter(|pod| pod.node() != holder.number()) {
+                let maps = self.maps(pod.node())?;
+                let mark = maps.holders.get(&Mac::new(holder.overlay_mac()))?.context("unknown holder")?.mark;
+                for (port, protocol) in [(8080, Protocol::TCP), (8081, Protocol::TCP), (5353, Protocol::UDP)]
+                {
+                    let key = EndpointKey::new(pod.ip().into(), Port::new(port), protocol);
+                    let is_known = maps.endpoints.get(&key)?.is_some_and(|holders| holders.contains(mark));
+                    ensure!(is_known, "{key:?} is not known to n{}", pod.node());
+                }
+            }
             Ok(())
         })
         .unwrap();
@@ -362,6 +394,7 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
     /// Connections through this address, one at least to each of the pods `web`.
     pub(crate) fn talks(&self, address: Ipv4Addr) -> Vec<Talk> {
         let mut talks: Vec<Talk> = Vec::new();
+        self.await_recognised(address, &self.pods);
         let is_missing = |talks: &[Talk], pod: &Pod| !talks.iter().any(|talk| talk.pod == pod.name());
         while self.pods.iter().any(|pod| is_missing(&talks, pod)) {
             assert!(talks.len() < 60, "no connection reaches one of the pods");

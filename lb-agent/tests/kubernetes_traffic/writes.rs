@@ -37,7 +37,8 @@ fn a_status_is_right_and_written_once_though_its_writer_is_killed_at_any_moment(
     world.await_served(addresses[0]);
 
     // An agent that finds everything right leaves it alone.
-    let version = |world: &shared::Shared| world.get("service/written").unwrap()["metadata"]["resourceVersion"].take();
+    let version =
+        |world: &shared::Shared| world.get("service/written").unwrap()["metadata"]["resourceVersion"].take();
     let before = version(&world);
     world.stop_agent(1);
     world.start_agent(1);
