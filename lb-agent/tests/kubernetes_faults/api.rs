@@ -79,7 +79,7 @@ impl Api {
 
     /// Answers the question how far the server is, and expects a watch that goes on from `version`.
     pub(crate) async fn resume(&mut self, what: &str, version: u64) -> Stream {
-        self.next(what).await.is_at(version);
+        self.next(what).await.reached(version);
         self.next(what).await.resumed_at(version)
     }
 
@@ -143,7 +143,7 @@ impl Call {
     }
 
     /// Expects the question how far the server is, and answers it.
-    pub(crate) fn is_at(self, version: u64) {
+    pub(crate) fn reached(self, version: u64) {
         assert_eq!(self.query.get("limit").map(String::as_str), Some("1"), "{:?}", self.query);
         let metadata = json!({ "resourceVersion": version.to_string() });
         let kind = "PartialObjectMetadataList";

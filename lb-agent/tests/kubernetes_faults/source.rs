@@ -103,7 +103,7 @@ async fn a_version_that_is_gone_is_listed_anew_and_what_is_absent_is_gone() {
     assert!(source.own_node().is_none());
     // As an answer to the request, too.
     drop(services);
-    api.next(SERVICES).await.is_at(30);
+    api.next(SERVICES).await.reached(30);
     api.next(SERVICES).await.refuse(410, "too old resource version");
     let _services = api.list(SERVICES, 22, &[]).await;
     until(&mut source, |source| wanted(source, "web").is_none()).await;
@@ -120,7 +120,7 @@ async fn a_version_that_the_server_has_not_reached_is_listed_anew() {
     let (mut source, _, [nodes_stream, ..]) = mk_world(&mut api, PATIENT).await;
     drop(nodes_stream);
     // A restored etcd: its past is another than the one we have seen. A watch from 10 would tell of nothing.
-    api.next(NODES).await.is_at(5);
+    api.next(NODES).await.reached(5);
     let again = api.next(NODES).await.streamed_list();
     again.event("ADDED", &node("a", 3, "192.0.2.9"));
     again.list_ends(5);
