@@ -169,7 +169,7 @@ impl Agent {
                 }
                 () = std::future::ready(()), if self.reconciler.is_comparing() => {
                     let begin = Instant::now();
-                    ensure!(!self.reconciler.compare()?, "the maps do not hold what was written");
+                    ensure!(self.reconciler.compare()?, "the maps do not hold what was written");
                     begin
                 }
             };

@@ -315,11 +315,11 @@ enum Said {
 
 /// Goes on with a comparison. The pass that is due after it, if one is: of the node too, which has a map of its own.
 fn compare(reconciler: &mut Reconciler) -> Option<Look> {
-    let is_due = reconciler.compare().unwrap_or_else(|error| {
+    let is_same = reconciler.compare().unwrap_or_else(|error| {
         error!("compare the maps: {error}");
-        true
+        false
     });
-    is_due.then_some(Look { node: true, objects: false })
+    (!is_same).then_some(Look { node: true, objects: false })
 }
 
 /// Waits for a sweep that runs; for ever where none does.

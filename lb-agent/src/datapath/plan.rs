@@ -17,7 +17,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::Ipv4Addr;
 
 mod compare;
-pub use compare::{Compared, Comparison};
+pub use compare::Comparison;
 
 /// One change of one map.
 #[derive(Clone, Debug, PartialEq, Eq)]
