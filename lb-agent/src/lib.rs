@@ -1,6 +1,8 @@
 //! The agent, as a library for its tests.
 
+pub mod api;
 pub mod cli;
+pub mod cluster;
 pub mod datapath;
 pub mod health;
 pub mod http;

@@ -1,5 +1,6 @@
 //! Metrics for Prometheus: read from the maps and the loop's [`Health`] at each scrape, so that nothing is counted twice.
 
+use crate::api::stats::{Snapshot, Stats};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::pins::Pins;
 use crate::health::{Health, Subscriber};
@@ -13,10 +14,10 @@ use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 use std::time::Instant;
 
-/// The registry of one agent.
-pub fn registry(pins: Pins, health: Subscriber) -> Registry {
+/// The registry of one agent; `api` where it talks to one.
+pub fn registry(pins: Pins, health: Subscriber, api: Option<Stats>) -> Registry {
     let mut registry = Registry::with_prefix("reweave_lb");
-    registry.register_collector(Box::new(Exporter { pins, health }));
+    registry.register_collector(Box::new(Exporter { pins, health, api }));
     registry
 }
 
@@ -24,12 +25,16 @@ pub fn registry(pins: Pins, health: Subscriber) -> Registry {
 struct Exporter {
     pins: Pins,
     health: Subscriber,
+    api: Option<Stats>,
 }
 
 impl Collector for Exporter {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let health = self.health.borrow().clone();
         agent(&mut encoder, &health)?;
+        if let Some(api) = &self.api {
+            talk(&mut encoder, &api.snapshot())?;
+        }
         match Scrape::read(&self.pins, &health) {
             Ok(scrape) => scrape.encode(&mut encoder),
             Err(error) => {
@@ -89,6 +94,31 @@ fn agent(encoder: &mut DescriptorEncoder<'_>, health: &Health) -> fmt::Result {
         "Connections that other holders forward to pods here, at the last sweep",
         None,
         marked,
+    )
+}
+
+/// How the agent gets on with the Kubernetes API.
+fn talk(encoder: &mut DescriptorEncoder<'_>, api: &Snapshot) -> fmt::Result {
+    let Snapshot { contact, errors } = api;
+    let ages = contact
+        .iter()
+        .map(|(resource, at)| ([("resource", resource.name().to_owned())], at.elapsed().as_secs_f64()));
+    gauges(
+        encoder,
+        "api_contact_age",
+        "Time since the API server last sent anything about these objects",
+        Some(&Unit::Seconds),
+        ages,
+    )?;
+    let errors = errors.iter().map(|((operation, code), errors)| {
+        ([("operation", operation.label().to_owned()), ("code", code.clone())], *errors)
+    });
+    counters(
+        encoder,
+        "api_errors",
+        "Requests to the API server that failed, by HTTP status; none where no answer came",
+        None,
+        errors,
     )
 }
 

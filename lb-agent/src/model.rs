@@ -142,6 +142,8 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// What its status shows.
     pub shown: Shown,
+    /// Whether the one entry of its status says `ipMode: Proxy`, so that kube-proxy leaves the address alone.
+    pub is_shown_by_proxy: bool,
     /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
 }
@@ -237,6 +239,10 @@ impl From<&core::Service> for Service {
             Some([only]) => only.ip.as_deref().and_then(parse_ipv4).map_or(Shown::Other, Shown::Address),
             Some(_) => Shown::Other,
         };
+        let is_shown_by_proxy = match status.and_then(|status| status.ingress.as_deref()) {
+            Some([only]) => only.ip_mode.as_deref() == Some("Proxy"),
+            _ => false,
+        };
         Self {
             namespace: service.metadata.namespace.clone().unwrap_or_default(),
             name: service.metadata.name.clone().unwrap_or_default(),
@@ -244,6 +250,7 @@ impl From<&core::Service> for Service {
             wanted: spec.and_then(|spec| spec.load_balancer_ip.clone()).unwrap_or_default(),
             ports: ports.iter().map(ServicePort::from).collect(),
             shown,
+            is_shown_by_proxy,
             deleting: service.metadata.deletion_timestamp.is_some(),
         }
     }

@@ -1,25 +1,21 @@
 //! The agent's loop: wait for a change, look at objects and node, compute, reconcile, report.
 
+use crate::cluster::{Cluster, Presence};
 use crate::datapath::maps::Maps;
 use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
-use crate::model::{HardwareAddress, Status};
-use crate::node::interfaces::{self, RoleOptions, Roles};
+use crate::model::HardwareAddress;
+use crate::node::interfaces::{self, Interface, RoleOptions, Roles};
 use crate::policy::extend::Options;
 use crate::policy::node;
 use crate::policy::state::{Delta, State};
 use crate::problems::Problems;
 use crate::reconcile::{Busy, Reconciler};
-use crate::report::manifests as report;
-use crate::source::manifests::Reader;
-use crate::source::store::Store;
-use crate::source::watch::Watch;
+use crate::source::store::Changes;
 use anyhow::Context as _;
 use lb_common::config::Timeouts;
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
@@ -30,8 +26,6 @@ use tracing::{debug, error, info};
 pub struct Agent {
     /// This node's name.
     pub node: String,
-    /// Where objects come from, and reports go to.
-    pub manifests: PathBuf,
     /// How devices are found.
     pub roles: RoleOptions,
     /// Choices of the policy.
@@ -54,7 +48,7 @@ const RETRY: Duration = Duration::from_secs(1);
 struct Look {
     /// Interfaces, sysctls, nftables, programs, rules and routes.
     node: bool,
-    /// The manifests.
+    /// What the cluster shows.
     objects: bool,
 }
 
@@ -64,13 +58,13 @@ impl Look {
 
 /// What one pass leaves for the next.
 struct Memory {
-    reader: Reader,
-    store: Store,
-    /// Whether the store has had good objects.
+    /// Whether the cluster has shown all that there is.
     has_objects: bool,
-    /// Why the objects are not the newest.
-    unreadable: Option<String>,
+    /// What is wrong between the cluster and this agent.
+    complaints: Vec<String>,
     policy: State,
+    /// What this node is to others.
+    presence: Presence,
     /// Of the last good look at the node.
     roles: Option<Roles>,
     problems: Problems,
@@ -81,17 +75,16 @@ struct Memory {
 }
 
 impl Agent {
-    /// Runs until SIGTERM or SIGINT. The datapath goes on without us.
+    /// Runs until SIGTERM or SIGINT, by what `cluster` shows. The datapath goes on without us.
     ///
     /// # Errors
     /// Something that no later pass could mend: no watch, no signal handler.
-    pub async fn run(self, mut reconciler: Reconciler) -> anyhow::Result<()> {
+    pub async fn run(self, mut reconciler: Reconciler, mut cluster: Cluster) -> anyhow::Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("handle SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("handle SIGINT")?;
         // Before the first look, so that no change falls between.
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
-        let mut manifests = Watch::new(&self.manifests, crate::source::watch::Timing::default())?;
         let mut memory = Memory::new(State::new(&self.node, self.policy.clone()));
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
@@ -104,7 +97,7 @@ impl Agent {
         let mut look = Some(Look::EVERYTHING);
         loop {
             if let Some(look) = look {
-                self.pass(look, &mut reconciler, &mut memory).await;
+                self.pass(look, &mut reconciler, &mut cluster, &mut memory).await;
             }
             let retry = tokio::time::sleep(if memory.was_done { Duration::MAX } else { RETRY });
             // In this order: what changes comes before a comparison, which takes many turns.
@@ -112,7 +105,7 @@ impl Agent {
                 biased;
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                _ = manifests.tick() => Some(Look { objects: true, ..Look::default() }),
+                () = cluster.changed() => Some(Look { objects: true, ..Look::default() }),
                 changed = node_changes.changed() => {
                     changed.context("the node's watch ended")?;
                     Some(Look { node: true, ..Look::default() })
@@ -158,10 +151,16 @@ impl Agent {
     }
 
     /// One look, and everything that follows from it.
-    async fn pass(&self, look: Look, reconciler: &mut Reconciler, memory: &mut Memory) {
+    async fn pass(
+        &self,
+        look: Look,
+        reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
+        memory: &mut Memory,
+    ) {
         let begun = Instant::now();
         self.health.send_modify(|health| health.alive = Some(begun));
-        let result = self.try_pass(look, reconciler, memory).await;
+        let result = self.try_pass(look, reconciler, cluster, memory).await;
         let was_done = std::mem::replace(&mut memory.was_done, result.is_ok());
         let is_ready = memory.was_done && memory.has_objects;
         let problems = match result {
@@ -178,7 +177,8 @@ impl Agent {
             if let Some(problems) = &problems {
                 health.problems = problems.iter().cloned().collect();
             }
-            // What an operator got wrong in a Service is said, but does not make the node less ready.
+            // What an operator got wrong in a Service is said, but does not make the node less ready; nor does an API
+            // that is away.
             health.is_ready = is_ready;
             if is_ready {
                 (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
@@ -187,6 +187,7 @@ impl Agent {
             }
         });
         if let Some(problems) = problems {
+            cluster.say(&problems);
             memory.problems.say(problems);
         }
         if is_ready && !std::mem::replace(&mut memory.was_ready, true) {
@@ -198,37 +199,65 @@ impl Agent {
         &self,
         look: Look,
         reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
         memory: &mut Memory,
     ) -> anyhow::Result<Said> {
-        if look.node || memory.roles.is_none() {
-            memory.roles = None;
-            memory.roles = Some(self.look_at_node(reconciler).await?);
-        }
-        let mut said = Said::AsBefore;
+        // With each look at the node too: who is to speak of a problem may be another.
+        let mut is_said_anew = look.node;
         if look.objects {
-            memory.read(&self.manifests);
-            said = Said::Anew;
+            let complaints = cluster.look();
+            is_said_anew |= complaints != memory.complaints;
+            memory.complaints = complaints;
         }
-        let (Some(roles), true) = (&memory.roles, memory.has_objects) else { return Ok(said) };
-        let changes = memory.store.take_changes();
-        let delta = memory.policy.update(&memory.store, changes);
+        if look.node || memory.roles.is_none() {
+            self.look_at_node(reconciler, cluster, memory).await?;
+        } else {
+            // Somebody may have removed it.
+            cluster.publish(&memory.presence)?;
+        }
+        let (Some(roles), Some(store)) = (&memory.roles, cluster.store()) else {
+            return Ok(Said::Anew);
+        };
+        memory.has_objects = true;
+        let changes = store.take_changes();
+        let is_of_nodes = changes == Changes::Everything;
+        let delta = memory.policy.update(store, changes);
         self.name_services(&delta, &memory.policy);
-        let is_said = delta.problems;
-        let left_out_changed = reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
+        is_said_anew |= is_of_nodes || delta.problems;
+        is_said_anew |= reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
         // Only now: a status tells others that the address is served.
-        self.report(memory.policy.statuses())?;
-        Ok(if is_said || left_out_changed { Said::Anew } else { said })
+        cluster.report(&memory.policy)?;
+        Ok(if is_said_anew { Said::Anew } else { Said::AsBefore })
     }
 
-    /// What does not depend on any object.
-    async fn look_at_node(&self, reconciler: &mut Reconciler) -> anyhow::Result<Roles> {
+    /// What does not depend on any object, but for the Node that it is published on.
+    async fn look_at_node(
+        &self,
+        reconciler: &mut Reconciler,
+        cluster: &mut Cluster,
+        memory: &mut Memory,
+    ) -> anyhow::Result<()> {
+        memory.roles = None;
         let interfaces = interfaces::list(&reconciler.netlink).await?;
-        let addresses = interfaces::host_addresses(&interfaces, &self.roles.selection);
         let roles = interfaces::find_roles(&interfaces, &self.roles);
-        self.publish(&addresses, roles.as_ref().ok())?;
+        memory.presence = self.presence(&interfaces, roles.as_ref().ok());
+        cluster.publish(&memory.presence)?;
         let roles = roles?;
         reconciler.node(&roles).await?;
-        Ok(roles)
+        memory.roles = Some(roles);
+        Ok(())
+    }
+
+    fn presence(&self, interfaces: &[Interface], roles: Option<&Roles>) -> Presence {
+        let weave = roles.map(|roles| {
+            node::format_weave(roles.overlay_address, &HardwareAddress::from(roles.overlay_mac))
+        });
+        let addresses = interfaces::host_addresses(interfaces, &self.roles.selection);
+        Presence {
+            host: interfaces.iter().flat_map(|i| &i.addresses).map(|(address, _)| *address).collect(),
+            addresses: node::format_addresses(&addresses),
+            weave,
+        }
     }
 
     /// For metrics.
@@ -250,28 +279,6 @@ impl Agent {
         });
     }
 
-    /// Our annotations.
-    fn publish(&self, addresses: &[Ipv4Addr], roles: Option<&Roles>) -> anyhow::Result<()> {
-        let overlay = roles.map(|roles| {
-            node::format_weave(roles.overlay_address, &HardwareAddress::from(roles.overlay_mac))
-        });
-        let text = node::format_addresses(addresses);
-        if report::write_node(&self.manifests, &self.node, &text, overlay.as_deref())? {
-            info!(addresses = text, overlay, "published this node's addresses");
-        }
-        Ok(())
-    }
-
-    /// The status of the Services that are ours to write.
-    fn report<'a>(&self, statuses: impl Iterator<Item = &'a Status>) -> anyhow::Result<()> {
-        for Status { namespace, name, address } in statuses {
-            if report::write_status(&self.manifests, namespace, name, *address)? {
-                info!(namespace, service = name, ?address, "wrote the status");
-            }
-        }
-        Ok(())
-    }
-
     /// In a thread of its own: a full table takes a second.
     fn sweep(&self) -> JoinHandle<anyhow::Result<Swept>> {
         let (pins, timeouts) = (self.pins.clone(), self.timeouts);
@@ -287,11 +294,10 @@ impl Agent {
 impl Memory {
     fn new(policy: State) -> Self {
         Self {
-            reader: Reader::default(),
-            store: Store::default(),
             has_objects: false,
-            unreadable: None,
+            complaints: Vec::new(),
             policy,
+            presence: Presence::default(),
             roles: None,
             problems: Problems::default(),
             busy: Busy::default(),
@@ -300,23 +306,10 @@ impl Memory {
         }
     }
 
-    /// Brings the store up to the manifests. Where they cannot be read, the last good state stays in force; without one,
-    /// what a former agent left does.
-    fn read(&mut self, manifests: &Path) {
-        self.unreadable = None;
-        match self.reader.read(manifests) {
-            Ok(objects) => {
-                self.store.replace(objects);
-                self.has_objects = true;
-            }
-            Err(error) => self.unreadable = Some(format!("{error}; the last good state stays in force")),
-        }
-    }
-
     /// What an operator should hear about.
     fn problems_now(&self, reconciler: &Reconciler) -> BTreeSet<String> {
         let policy = self.policy.problems().map(|(_, problem)| problem);
-        policy.chain(reconciler.problems()).map(str::to_owned).chain(self.unreadable.clone()).collect()
+        policy.chain(reconciler.problems()).map(str::to_owned).chain(self.complaints.clone()).collect()
     }
 }
 

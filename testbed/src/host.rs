@@ -87,7 +87,7 @@ impl Host {
         let (program, args) = words.split_first().context("no program to run")?;
         let mut command = self.command(program);
         command.args(args);
-        Process::start(format!("{label} on {}", self.name), &mut command, self.log_path(label))
+        Process::start(format!("{label} on {}", self.name), command, self.log_path(label))
     }
 
     /// Does `work` here, on a thread of its own: sockets that it opens belong to this host, also later.

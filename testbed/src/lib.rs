@@ -16,11 +16,13 @@ pub mod cluster;
 pub mod dns;
 mod host;
 pub mod http;
+pub mod kubernetes;
 pub mod load;
 mod namespace;
 mod process;
 mod run;
 pub mod server;
+pub mod skip;
 pub mod wait;
 mod weave;
 

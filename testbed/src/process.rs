@@ -2,14 +2,20 @@
 
 use crate::wait;
 use anyhow::{Context as _, Result, bail};
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getppid};
 use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 use std::time::Duration;
 
-/// A running program, its output in a log file. Killed when dropped.
+/// A running program, its output in a log file. Killed when dropped, and when the process that started it dies.
 #[derive(Debug)]
 pub struct Process {
     label: String,
@@ -19,14 +25,11 @@ pub struct Process {
 
 impl Process {
     /// Starts `command` with its output added to `log`.
-    pub(crate) fn start(label: String, command: &mut Command, log: PathBuf) -> Result<Self> {
+    pub(crate) fn start(label: String, mut command: Command, log: PathBuf) -> Result<Self> {
         let output = File::options().create(true).append(true).open(&log)?;
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .spawn()
-            .with_context(|| format!("cannot run {} as {label}", command.get_program().display()))?;
+        let program = command.get_program().to_owned();
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = spawn(command).with_context(|| format!("cannot run {} as {label}", program.display()))?;
         Ok(Self { label, child, log })
     }
 
@@ -109,6 +112,46 @@ impl Process {
         self.child.kill()?;
         Ok(self.child.wait()?)
     }
+}
+
+/// Starts a child that the kernel kills when we die, even by SIGKILL.
+///
+/// The kernel means the death of the *thread* that started it, and a test's thread ends before its process. So one
+/// thread, which stays, starts them all.
+fn spawn(mut command: Command) -> io::Result<Child> {
+    type Order = (Command, Sender<io::Result<Child>>);
+    static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+    die_with_parent(&mut command);
+    let starter = STARTER.get_or_init(|| {
+        let (sender, orders) = channel::<Order>();
+        thread::spawn(move || {
+            for (mut command, answer) in orders {
+                // Nobody waits for it any more: then the child is not ours to keep either.
+                if let Err(unsent) = answer.send(command.spawn())
+                    && let Ok(mut child) = unsent.0
+                {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                }
+            }
+        });
+        sender
+    });
+    let (answer, child) = channel();
+    starter.send((command, answer)).map_err(io::Error::other)?;
+    child.recv().map_err(io::Error::other)?
+}
+
+fn die_with_parent(command: &mut Command) {
+    let parent = Pid::this();
+    let ask = move || -> io::Result<()> {
+        set_pdeathsig(Signal::SIGKILL)?;
+        // It may have died before we asked.
+        if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    // SAFETY: between fork and exec the closure only calls prctl and getppid, which are async-signal-safe, and it
+    // allocates nothing.
+    unsafe { command.pre_exec(ask) };
 }
 
 impl Drop for Process {

@@ -71,6 +71,7 @@ pub struct Testbed {
     nodes: Vec<Node>,
     client: Host,
     router: Host,
+    wire: Host,
     cluster: Cluster,
     options: Options,
     next_pod: AtomicU32,
@@ -207,14 +208,15 @@ impl Testbed {
 
         let hosts = nodes.iter().map(Deref::deref).chain([&client, &router, &wire]);
         namespace::add(hosts.map(Host::namespace))?;
-        set_up_wire(&wire, nodes.iter().map(Deref::deref).chain([&router]))?;
+        set_up_wire(&wire)?;
+        plug_in(&wire, nodes.iter().map(Deref::deref).chain([&router]))?;
         set_up_outside(&router, &client, &options)?;
         for node in &nodes {
             let others: Vec<_> = nodes.iter().filter(|other| other.number != node.number).collect();
             node.set_up(&options, &others).with_context(|| format!("setting up {}", node.name()))?;
             cluster.set_node(node.name(), node.address())?;
         }
-        Ok(Self { nodes, client, router, cluster, options, next_pod: AtomicU32::new(1), run })
+        Ok(Self { nodes, client, router, wire, cluster, options, next_pod: AtomicU32::new(1), run })
     }
 
     /// Node `n1` has number 1.
@@ -300,6 +302,25 @@ impl Testbed {
         namespace::remove(pod.namespace())
     }
 
+    /// Adds a host that is no node to the nodes' network, with an address in 192.0.2.0/24.
+    ///
+    /// # Errors
+    /// When the name is taken.
+    pub fn add_host(&self, name: &str, address: Ipv4Addr) -> Result<Host> {
+        let host = Host::new(&self.run, name);
+        namespace::add([host.namespace()])?;
+        host.sysctls(&[("ipv6/conf/default/disable_ipv6", "1")])?;
+        plug_in(&self.wire, [&host])?;
+        host.ip(&format!(
+            "link set lo up
+             addr add {address}/24 dev eth0
+             link set eth0 up
+             route add default via {}",
+            ROUTER[0]
+        ))?;
+        Ok(host)
+    }
+
     /// Gives an address from one node to another, and makes the router forget where it was, as the new holder's
     /// gratuitous ARP would.
     ///
@@ -363,9 +384,14 @@ fn path(path: &Path) -> Result<&str> {
 }
 
 /// The switch that nodes and router are plugged into.
-fn set_up_wire<'a>(wire: &Host, hosts: impl Iterator<Item = &'a Host>) -> Result<()> {
+fn set_up_wire(wire: &Host) -> Result<()> {
     wire.sysctls(&[("ipv6/conf/default/disable_ipv6", "1")])?;
-    let mut links = "link add switch type bridge\nlink set switch up\n".to_owned();
+    wire.ip("link add switch type bridge\nlink set switch up\n")
+}
+
+/// Their ends are called `eth0`.
+fn plug_in<'a>(wire: &Host, hosts: impl IntoIterator<Item = &'a Host>) -> Result<()> {
+    let mut links = String::new();
     for host in hosts {
         let _ = writeln!(
             links,

@@ -22,14 +22,17 @@ fn traces(run: &str) -> Vec<String> {
         .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(run))
         .map(|path| path.display().to_string())
         .collect();
-    for entry in fs::read_dir("/proc").unwrap() {
-        let command = fs::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
-        let command = String::from_utf8_lossy(&command).replace('\0', " ");
-        if command.contains(&format!("/{run}/")) {
-            found.push(command);
-        }
-    }
+    found.extend(processes(run));
     found
+}
+
+/// The command lines of its processes.
+fn processes(run: &str) -> Vec<String> {
+    let lines = fs::read_dir("/proc").unwrap().map(|entry| {
+        let line = fs::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).replace('\0', " ")
+    });
+    lines.filter(|line| line.contains(&format!("/{run}/"))).collect()
 }
 
 fn name(directory: &Path) -> String {
@@ -101,8 +104,16 @@ fn what_a_killed_process_leaves_the_next_one_removes() {
     let (mut child, run) = another_process();
     let (other, _server) = with_server();
     assert!(!traces(&run).is_empty(), "a living run was taken for a dead one");
+    assert!(!processes(&run).is_empty());
     send(&child, Signal::SIGKILL);
     child.wait().unwrap();
+    // Programs end with their parent, by themselves; all else waits for the next run.
+    wait::until("the end of its programs", Duration::from_secs(5), || {
+        let left = processes(&run);
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .unwrap();
     assert!(!traces(&run).is_empty());
     let _next = Testbed::weave(Options::default()).unwrap();
     wait::until("the sweep", Duration::from_secs(1), || {

@@ -41,7 +41,7 @@ enum Command {
 fn main() -> ExitCode {
     let Args { command } = Args::parse();
     let outcome = match command {
-        Command::Setup => setup::run(),
+        Command::Setup => setup::run().map(|()| setup::say_what_kubernetes_needs()),
         Command::Build => build::run(),
         Command::Check => check::run(),
         Command::Generate(args) => generate::run(&args),

@@ -7,6 +7,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use testbed::kubernetes::Binaries;
 
 /// Programs that tests and demo run, and the packages that have them: the first that the machine's archive knows.
 const PROGRAMS: [(&str, &[&str]); 14] = [
@@ -45,6 +46,14 @@ pub(crate) fn run() -> Result<()> {
     let outcome = if did { "set up" } else { "nothing to set up" };
     say(&format!("{outcome}; BPF by {} ({how})", toolchain.rustc.display()));
     Ok(())
+}
+
+/// Only tests on a real Kubernetes API need Go: nothing is installed for them, and demo and build do without.
+pub(crate) fn say_what_kubernetes_needs() {
+    match Binaries::can_be_had() {
+        Ok(()) => say("a Kubernetes API for tests is at hand, or can be built by Go"),
+        Err(reason) => say(&format!("tests on a Kubernetes API will be skipped: {reason}")),
+    }
 }
 
 /// Whether anything had to be installed; so for the other steps.

@@ -2,6 +2,9 @@
 
 use super::datapath_args::DatapathArgs;
 use super::node_args::NodeArgs;
+use crate::api::client;
+use crate::api::stats::Stats;
+use crate::cluster::Cluster;
 use crate::datapath::attach::{Hook, Hooks, best_hook};
 use crate::datapath::load::{self, Limits};
 use crate::datapath::maps::Maps;
@@ -13,13 +16,15 @@ use crate::node::preflight::{self, Check, Verdict};
 use crate::node::{self, sysctl};
 use crate::policy::extend;
 use crate::reconcile::Reconciler;
+use crate::report::kubernetes::Reporter;
 use crate::run::Agent;
+use crate::source::kubernetes::{Kubernetes, Timing};
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 use lb_common::config::{Config, Timeouts};
 use lb_common::limits;
 use std::net::{AddrParseError, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -58,10 +63,13 @@ pub struct Args {
     /// This node's name, as in the Node objects
     #[arg(long, env = "LB_NODE", value_name = "NAME")]
     node: String,
-    /// Directory of Kubernetes manifests to read objects from and to report status and annotations to; the agents of
-    /// all nodes share it
+    /// A kubeconfig for the API server. Default: that of KUBECONFIG, else the ServiceAccount of this pod
+    #[arg(long, env = "LB_KUBECONFIG", value_name = "FILE", conflicts_with = "manifests")]
+    kubeconfig: Option<PathBuf>,
+    /// Instead of an API server: a directory of Kubernetes manifests to read objects from and to report status and
+    /// annotations to; the agents of all nodes share it
     #[arg(long, env = "LB_MANIFESTS", value_name = "DIR")]
-    manifests: PathBuf,
+    manifests: Option<PathBuf>,
     #[command(flatten)]
     datapath: DatapathArgs,
     #[command(flatten)]
@@ -81,6 +89,10 @@ pub struct Args {
     /// Answer /metrics, /healthz and /readyz here; `off` for nowhere
     #[arg(long, env = "LB_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9213", value_parser = parse_listen)]
     listen: Listen,
+    /// Seconds without a word from the API server after which a watch is given up and begun again. The server sends one
+    /// about each minute
+    #[arg(long, env = "LB_API_SILENCE", value_name = "SECONDS", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    api_silence: u64,
     /// Seconds between full comparisons of everything with what the kernel holds
     #[arg(long, env = "LB_PERIOD", value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     period: u64,
@@ -178,7 +190,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 async fn start(args: Args) -> anyhow::Result<()> {
     let Args {
         node,
+        kubeconfig,
         manifests,
+        api_silence,
         datapath,
         node_args,
         forwarding,
@@ -190,12 +204,10 @@ async fn start(args: Args) -> anyhow::Result<()> {
         limits,
         timeouts,
     } = args;
-    if !manifests.is_dir() {
-        bail!(
-            "--manifests {}: not a directory; make it and put the cluster's manifests there",
-            manifests.display()
-        );
-    }
+    let (cluster, api) = match manifests {
+        Some(path) => (open_directory(path, &node)?, None),
+        None => connect(kubeconfig.as_deref(), &node, Duration::from_secs(api_silence)).await?,
+    };
     let (pins, state_dir) = (datapath.pins(), datapath.state_dir);
     let _lock = Lock::take(&state_dir)?;
     let netlink = node::connect().context("open a netlink socket")?;
@@ -226,7 +238,7 @@ async fn start(args: Args) -> anyhow::Result<()> {
     let reconciler = Reconciler::new(ebpf, maps, hooks, netlink, return_path, sysctls);
     let (health, watcher) = watch::channel(Health::default());
     if let Some(address) = listen {
-        let registry = metrics::registry(pins.clone(), watcher.clone());
+        let registry = metrics::registry(pins.clone(), watcher.clone(), api);
         let bound = http::serve(address, registry, watcher)
             .await
             .with_context(|| format!("listen on {address} (--listen): choose another, or `off`"))?;
@@ -235,8 +247,31 @@ async fn start(args: Args) -> anyhow::Result<()> {
     let own_ports = listen.iter().map(SocketAddr::port).collect();
     let policy = extend::Options { own_ports, force_reserved_ports, terminating_fallback };
     let period = Duration::from_secs(period);
-    let agent = Agent { node, manifests, roles, policy, timeouts, pins, period, health };
-    agent.run(reconciler).await
+    let agent = Agent { node, roles, policy, timeouts, pins, period, health };
+    agent.run(reconciler, cluster).await
+}
+
+fn open_directory(path: PathBuf, node: &str) -> anyhow::Result<Cluster> {
+    if !path.is_dir() {
+        bail!(
+            "--manifests {}: not a directory; make it and put the cluster's manifests there",
+            path.display()
+        );
+    }
+    Ok(Cluster::manifests(path, node)?)
+}
+
+/// Nothing is awaited: the API may be away while the datapath of a former agent is looked after.
+async fn connect(
+    kubeconfig: Option<&Path>,
+    node: &str,
+    silence: Duration,
+) -> anyhow::Result<(Cluster, Option<Stats>)> {
+    let client = client::connect(kubeconfig).await?;
+    let (stats, timing) = (Stats::default(), Timing { silence, ..Timing::default() });
+    let source = Kubernetes::start(&client, node, timing, &stats);
+    let reporter = Reporter::start(client, node, stats.clone());
+    Ok((Cluster::kubernetes(source, reporter, node), Some(stats)))
 }
 
 /// Says what preflight found, and ends where the node lacks something. Devices may still come: those are awaited.

@@ -43,7 +43,7 @@ pub(super) fn status_of_unplaced(self_name: &str, service: &Service, holders: &H
 }
 
 /// Who clears a status that nobody stands for: the single holder of the address it shows, else the first node.
-fn writer(holders: &Holders, shown: Shown) -> &str {
+pub(super) fn writer(holders: &Holders, shown: Shown) -> &str {
     let holder = shown.address().and_then(|address| holders.only_holder(address));
     holder.or_else(|| holders.nodes().first()).map_or("", |node| node.name.as_str())
 }

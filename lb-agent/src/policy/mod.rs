@@ -3,13 +3,15 @@
 pub mod compute;
 pub mod explain;
 pub mod extend;
-mod index;
+pub(crate) mod index;
 pub mod maglev;
 pub mod marks;
 pub mod node;
 pub mod quote;
 pub mod sample;
+pub(crate) mod speaker;
 pub mod state;
+mod status;
 
 pub use compute::compute;
 pub use extend::wanted;

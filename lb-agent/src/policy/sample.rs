@@ -36,6 +36,7 @@ pub fn cluster(services: u32, endpoints: u32) -> Cluster {
         wanted: Ipv4Addr::from(first_address + s).to_string(),
         ports: vec![ServicePort { name: String::new(), protocol: "TCP".to_owned(), port: 80 }],
         shown: Shown::Nothing,
+        is_shown_by_proxy: false,
         deleting: false,
     };
     let endpoint = |s: u32, e: u32| SliceEndpoint {

@@ -7,6 +7,7 @@
 use super::compute::{describe_unreachable, status_of_served, status_of_unplaced};
 use super::extend::{self, HolderWanted, Options, Recognition, WantedService};
 use super::index::Holders;
+use super::status::{self, Beside};
 use crate::model::{EndpointSlice, Service, ServiceName, Status};
 use crate::source::store::{Changes, Store};
 use lb_common::addr::Port;
@@ -25,6 +26,8 @@ pub struct State {
     /// What each Service of our class comes to.
     asks: BTreeMap<ServiceName, Ask>,
     statuses: BTreeMap<ServiceName, Status>,
+    /// What is written, or not, though `compute` says otherwise.
+    beside: BTreeMap<ServiceName, Beside>,
     /// The Services that ask for a port of this node, in order: the first has it. Each with the place in its ports.
     claims: BTreeMap<ServiceKey, Vec<(ServiceName, usize)>>,
     served: BTreeMap<ServiceKey, Arc<WantedService>>,
@@ -199,6 +202,12 @@ impl State {
         self.statuses.values()
     }
 
+    /// What to write to Services' statuses, by Service: those, and what [`super::compute()`] leaves alone but the API shows
+    /// wrongly. None clears the status. `corrects_ip_mode` is false where the API server is known to drop it.
+    pub fn writes(&self, corrects_ip_mode: bool) -> impl Iterator<Item = (&ServiceName, Option<Ipv4Addr>)> {
+        status::writes(&self.statuses, &self.beside, corrects_ip_mode)
+    }
+
     /// What an operator should hear about: Services first, then nodes.
     pub fn problems(&self) -> impl Iterator<Item = (Subject<'_>, &str)> {
         let of_services = self.service_problems.iter().map(|(name, texts)| (Subject::Service(name), texts));
@@ -217,7 +226,12 @@ impl State {
             }
             None => (None, None),
         };
+        let beside = match (service, &ask) {
+            (Some(service), Some(Ask::Here(address, _))) => status::beside(service, *address),
+            _ => None,
+        };
         set(&mut self.statuses, name.clone(), status);
+        set(&mut self.beside, name.clone(), beside);
         if self.asks.get(&name) == ask.as_ref() {
             return;
         }

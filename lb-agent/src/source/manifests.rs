@@ -214,7 +214,7 @@ fn lay_nodes_over(nodes: &mut BTreeMap<Key, core::Node>, reported: BTreeMap<Key,
 fn lay_status_over(services: &mut BTreeMap<Key, Service>, reported: &BTreeMap<Key, Service>) {
     for (key, report) in reported {
         if let Some(service) = services.get_mut(key) {
-            service.shown = report.shown;
+            (service.shown, service.is_shown_by_proxy) = (report.shown, report.is_shown_by_proxy);
         }
     }
 }

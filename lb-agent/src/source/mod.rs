@@ -1,5 +1,6 @@
 //! Where objects come from. Only this module knows; everything behind it sees the [`store::Store`].
 
+pub mod kubernetes;
 pub mod manifests;
 pub mod store;
 pub mod watch;

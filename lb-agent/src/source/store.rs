@@ -184,6 +184,11 @@ impl Store {
         }
     }
 
+    /// Whether anything has changed since the changes were last taken.
+    pub fn is_changed(&self) -> bool {
+        self.changes != Changes::Nothing
+    }
+
     /// What has changed since this was last asked, or since the store was made.
     pub fn take_changes(&mut self) -> Changes {
         std::mem::take(&mut self.changes)

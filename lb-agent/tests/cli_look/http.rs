@@ -29,7 +29,7 @@ fn ask<const N: usize>(directory: &Path, health: Health, paths: [&str; N]) -> [(
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (_publisher, health) = watch::channel(health);
-        let registry = metrics::registry(Pins::new(directory), health.clone());
+        let registry = metrics::registry(Pins::new(directory), health.clone(), None);
         let server = http::serve("127.0.0.1:0".parse().unwrap(), registry, health).await.unwrap();
         let mut answers = Vec::new();
         for path in paths {
