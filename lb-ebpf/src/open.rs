@@ -84,7 +84,7 @@ fn of_service(
 
 /// The flow's backend, while it still serves the generation that the flow was given.
 #[inline(always)]
-fn serving(flow: &Flow) -> Option<Backend> {
+pub(crate) fn serving(flow: &Flow) -> Option<Backend> {
     backend::get(flow.backend).filter(|backend| backend.serves(flow.generation))
 }
 

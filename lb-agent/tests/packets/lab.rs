@@ -131,7 +131,6 @@ impl Lab {
         self.maps.set_backend(id, &backend).unwrap();
     }
 
-    /// An endpoint, and which holders forward to it.
     /// The ways to backends, so that the kernel is asked again.
     pub(crate) fn forget_ways(&mut self) {
         let map = self.ebpf.map_mut("ways").unwrap();
@@ -141,6 +140,7 @@ impl Lab {
         }
     }
 
+    /// An endpoint, and which holders forward to it.
     pub(crate) fn endpoint(&mut self, at: End, protocol: Protocol, marks: &[u8]) {
         let key = EndpointKey::new(Ipv4::new(at.0), Port::new(at.1), protocol);
         let mut holders = EndpointHolders::default();
