@@ -54,12 +54,12 @@ fn a_store_that_was_put_back_is_believed() {
     world.apply(&service("web", HELD[0]));
     world.await_served();
     world.await_shown("web", &json!([{ "ip": HELD[0].to_string(), "ipMode": "Proxy" }]));
-    // The versions that the agents have seen lie in the future now.
-    for component in [Component::ApiServer, Component::Etcd] {
+    // The versions that the agents have seen lie in the future now. Controllers do not notice that, and must start again.
+    for component in [Component::ControllerManager, Component::ApiServer, Component::Etcd] {
         world.plane.stop(component).unwrap();
     }
     world.plane.restore_store().unwrap();
-    for component in [Component::Etcd, Component::ApiServer] {
+    for component in [Component::Etcd, Component::ApiServer, Component::ControllerManager] {
         world.plane.start_again(component).unwrap();
     }
     assert_eq!(world.get("service/web").unwrap(), Value::Null);
