@@ -122,7 +122,7 @@ impl Lab {
     /// The served port alone.
     pub(crate) fn announce(&mut self, at: End, protocol: Protocol, service: u32) {
         let key = ServiceKey::new(Ipv4::new(at.0), Port::new(at.1), protocol);
-        self.maps.services.insert(&key, &Service { id: service, flags: 0 }).unwrap();
+        self.maps.services.insert(&key, &Service::new(service, false)).unwrap();
     }
 
     pub(crate) fn set_backend(&mut self, service: u32, slot: &Slot) {
