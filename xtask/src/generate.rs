@@ -193,7 +193,8 @@ fn all_maps() -> Vec<Map> {
             kind: "hash",
             key: "address, port and protocol (6 TCP, 17 UDP) that this node serves.",
             key_bytes: size_of::<ServiceKey>(),
-            value: "the id, an index into `rings` and `service_stats`.",
+            value: "the id, an index into `rings` and `service_stats`; `flags` 1: all connections of a client's address get one \
+                    backend.",
             value_bytes: size_of::<Service>(),
             limit: limits::SERVICES,
             memory: Memory::Whole { bytes: 903_184 },

@@ -6,7 +6,9 @@ use super::{clsact, tcx};
 use aya::Ebpf;
 use aya::programs::TcAttachType;
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
+use tracing::info;
 
 /// Which hook of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +168,20 @@ impl Hooks {
         };
         clsact::remove_all(&self.netlink, &self.state, on_clsact).await?;
         tcx::remove_pins(&self.pins, on_tcx)?;
+        self.forget_other_layouts()?;
         Ok(done)
+    }
+
+    /// No program uses them any more: they would hold memory for nothing.
+    fn forget_other_layouts(&self) -> Result<(), AttachError> {
+        let root = self.pins.root().display();
+        for directory in
+            self.pins.other_layouts().map_err(failed(root, "look for maps of another version"))?
+        {
+            info!(directory = %directory.display(), "removed the maps of another version");
+            fs::remove_dir_all(&directory).map_err(failed(directory.display(), "remove"))?;
+        }
+        Ok(())
     }
 
     /// Takes every program of ours off every hook. Answers what was removed.
