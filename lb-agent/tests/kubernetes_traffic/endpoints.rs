@@ -5,6 +5,7 @@ use crate::shared;
 use crate::world::{ASK, PATIENCE, WEB, World, service};
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
+use serde_json::json;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::Mutex;
@@ -158,6 +159,25 @@ fn a_pod_is_reached_as_soon_as_its_node_has_heard_of_it() {
         assert_eq!(Outcome::of(world.request(address)), Outcome::Lost);
     }
     world.signal_agent(2, Signal::SIGCONT);
+    world.await_served(address);
+    world.plane.remove_pod(&pod).unwrap();
+}
+
+#[test]
+fn a_service_that_publishes_pods_that_are_not_ready_has_them() {
+    let Some(mut world) = shared::world() else { return };
+    let address = world.held_by(1);
+    let pod = world.add_pod(2, "unready-1", "unready");
+    world.plane.set_ready(&pod, "unready", false).unwrap();
+    world.apply(&service("unready", address, "unready"));
+    world.await_shown("unready", Some(address));
+    wait::until("clients are refused", PATIENCE, || {
+        let outcome = Outcome::of(world.request(address));
+        ensure!(outcome == Outcome::Refused, "{outcome:?}");
+        Ok(())
+    })
+    .unwrap();
+    world.patch("unready", &json!({ "spec": { "publishNotReadyAddresses": true } }));
     world.await_served(address);
     world.plane.remove_pod(&pod).unwrap();
 }
