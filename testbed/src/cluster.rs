@@ -21,6 +21,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     name: String,
+    app: String,
     address: Ipv4Addr,
     ports: Vec<Port>,
 }
@@ -48,9 +49,20 @@ pub struct Endpoint {
 }
 
 impl Service {
-    /// Without ports yet.
+    /// Without ports yet. On an API its pods are those with its name as the label `app`.
     pub fn new(name: &str, address: Ipv4Addr) -> Self {
-        Self { name: name.to_owned(), address, ports: Vec::new() }
+        Self { name: name.to_owned(), app: name.to_owned(), address, ports: Vec::new() }
+    }
+
+    /// With the pods of that label `app`.
+    #[must_use]
+    pub fn selecting(self, app: &str) -> Self {
+        Self { app: app.to_owned(), ..self }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// With a TCP port that leads to the pods' `target`.
@@ -70,12 +82,13 @@ impl Service {
         self
     }
 
-    fn manifest(&self) -> String {
-        let Self { name, address, ports } = self;
+    /// As it is applied to an API.
+    pub fn manifest(&self) -> String {
+        let Self { name, app, address, ports } = self;
         let mut text = format!(
             "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\n  namespace: {NAMESPACE}\nspec:\n  \
              type: LoadBalancer\n  loadBalancerClass: reweave.levk.dev/node-address\n  loadBalancerIP: {address}\n  \
-             ports:\n"
+             selector: {{app: {app}}}\n  ports:\n"
         );
         for Port { protocol, port, target } in ports {
             let name = port_name(protocol, *port);
@@ -262,6 +275,7 @@ spec:
   type: LoadBalancer
   loadBalancerClass: reweave.levk.dev/node-address
   loadBalancerIP: 192.0.2.101
+  selector: {app: web}
   ports:
   - {name: tcp-80, protocol: TCP, port: 80, targetPort: 8080}
   - {name: udp-53, protocol: UDP, port: 53, targetPort: 53}

@@ -59,7 +59,9 @@ pub(crate) fn kubernetes() -> Result<()> {
             return install(&["golang-go"]);
         }
     }
-    say(&format!("the chart and tests on a Kubernetes API will be left out. {reason}"));
+    say(&format!(
+        "without Kubernetes there is no look at the chart, no test and no demo on its API. {reason}"
+    ));
     Ok(())
 }
 

@@ -1,13 +1,11 @@
 //! A real agent with the chart's rights, and no others: nothing that it needs is forbidden.
 
-use crate::world::{PATIENCE, World, show};
+use crate::world::{PATIENCE, World};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::path::Path;
-use testbed::{Process, http, wait};
+use testbed::{http, wait};
 
-const AGENT: &str = env!("CARGO_BIN_EXE_lb-agent");
 const PROBES: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 9213);
 
 /// One that n1 holds, one that nobody does.
@@ -22,23 +20,6 @@ kind: Service
 metadata: {name: unheld, namespace: default}
 spec: {type: LoadBalancer, loadBalancerClass: reweave.levk.dev/node-address, loadBalancerIP: 192.0.2.103, ports: [{port: 80}]}
 ";
-
-fn start(world: &World, kubeconfig: &Path) -> Process {
-    let state = world.testbed.directory().join("state/n1");
-    let pins = world.testbed.pins(1);
-    let words = [
-        AGENT,
-        "run",
-        "--node=n1",
-        "--kubeconfig",
-        show(kubeconfig),
-        "--bpffs",
-        show(&pins),
-        "--state-dir",
-        show(&state),
-    ];
-    world.testbed.node(1).spawn("agent", &words).unwrap()
-}
 
 fn get(world: &World, what: &str) -> Result<Value> {
     Ok(serde_json::from_str(&world.plane.kubectl(&["get", what, "--output=json"])?)?)
@@ -73,7 +54,7 @@ fn an_agent_does_all_its_work_with_the_rights_of_the_chart() {
     let Some(world) = World::installed() else { return };
     let kubeconfig = world.kubeconfig_on("n1");
     world.plane.apply(SERVICES).unwrap();
-    let agent = start(&world, &kubeconfig);
+    let agent = world.testbed.start_agent_as(&kubeconfig, 1, &[]).unwrap();
     await_ingress(&world, Some("192.0.2.101"));
     let node = get(&world, "node/n1").unwrap();
     assert_eq!(node["metadata"]["annotations"]["reweave.levk.dev/addresses"], "192.0.2.101,192.0.2.11");
@@ -81,7 +62,7 @@ fn an_agent_does_all_its_work_with_the_rights_of_the_chart() {
 
     // It repeats the Event that there is already, for which it must read it.
     assert!(agent.terminate().unwrap().success());
-    let mut agent = start(&world, &kubeconfig);
+    let mut agent = world.testbed.start_agent_as(&kubeconfig, 1, &[]).unwrap();
     await_event(&world, 2);
 
     // It takes its word back when the address has gone.

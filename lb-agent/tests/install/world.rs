@@ -26,7 +26,8 @@ impl World {
     /// With Nodes, and with the kinds that the chart's optional parts need; none if this machine cannot have Kubernetes.
     pub(crate) fn new() -> Option<Self> {
         let binaries = skip::unless(Binaries::find())?;
-        let testbed = Testbed::weave(Options::default()).unwrap();
+        let agent = Some(env!("CARGO_BIN_EXE_lb-agent").into());
+        let testbed = Testbed::weave(Options { agent, ..Options::default() }).unwrap();
         let plane = ControlPlane::start(&testbed, binaries, PlaneOptions::default()).unwrap();
         plane.add_nodes(&testbed).unwrap();
         plane.apply(MONITORING).unwrap();
