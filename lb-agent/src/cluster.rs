@@ -14,6 +14,7 @@ use crate::source::watch::{Timing, Watch, WatchError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 use tracing::info;
 
@@ -40,7 +41,13 @@ pub struct Api {
     node_name: String,
     source: Kubernetes,
     reporter: Reporter,
+    /// Since when the Node lacks what this agent is to publish on it.
+    bare_since: Option<Instant>,
 }
+
+/// A Node without our annotations looks like one that holds nothing. Until it has them, nothing is decided from it: a Node
+/// that was deleted and made again would cost its connections. One that cannot be written is believed after this time.
+const PUBLISHED: Duration = Duration::from_secs(10);
 
 /// What this node is to others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,7 +99,12 @@ impl Cluster {
 
     /// The API, for the agent of the node called `node_name`.
     pub fn kubernetes(source: Kubernetes, reporter: Reporter, node_name: &str) -> Self {
-        Self::Kubernetes(Box::new(Api { node_name: node_name.to_owned(), source, reporter }))
+        Self::Kubernetes(Box::new(Api {
+            node_name: node_name.to_owned(),
+            source,
+            reporter,
+            bare_since: None,
+        }))
     }
 
     /// Waits until there may be something new. Nothing is lost when the future is dropped.
@@ -117,11 +129,11 @@ impl Cluster {
         }
     }
 
-    /// The objects: the last good ones, none if there were none yet.
+    /// The objects: the last good ones, none if there were none yet, or while they lack what was just published.
     pub fn store(&mut self) -> Option<&mut Store> {
         match self {
             Self::Manifests(directory) => directory.is_read.then_some(&mut directory.store),
-            Self::Kubernetes(api) => api.source.store(),
+            Self::Kubernetes(api) => api.store(),
         }
     }
 
@@ -191,6 +203,11 @@ impl Directory {
 }
 
 impl Api {
+    fn store(&mut self) -> Option<&mut Store> {
+        let is_bare = self.bare_since.is_some_and(|since| since.elapsed() < PUBLISHED);
+        if is_bare { None } else { self.source.store() }
+    }
+
     fn publish(&mut self, presence: &Presence) -> Result<(), IdentityError> {
         let Presence { host, addresses, weave } = presence;
         if self.source.store().is_none() {
@@ -202,6 +219,8 @@ impl Api {
             return Err(IdentityError::AnotherHost { name: name(), shown: own.internal.clone() });
         }
         self.reporter.annotate(own, addresses, weave.as_deref().unwrap_or_default());
+        let is_bare = own.addresses.is_empty() && !addresses.is_empty();
+        self.bare_since = is_bare.then(|| self.bare_since.unwrap_or_else(Instant::now));
         Ok(())
     }
 
