@@ -5,6 +5,7 @@
 //! `handshake_replies` until the handshake is complete, then in `flows` and `replies`, which evict nothing.
 
 use crate::addr::{Ipv4, Port, Protocol};
+use crate::way::Way;
 use bytemuck::{Pod, Zeroable};
 
 /// A 5-tuple, as it stands in a packet going one way.
@@ -164,17 +165,6 @@ pub enum Path {
     Stack,
 }
 
-/// Where a connection's packets leave by redirect, as the kernel's routing said it last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// Index of the device.
-    pub interface: u32,
-    /// The neighbour on it.
-    pub next_hop: Ipv4,
-    /// Up to this length an IP packet passes, bytes; for a longer one the kernel has to be asked.
-    pub passes: u16,
-}
-
 /// Value of `flows` and `handshakes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -189,12 +179,9 @@ pub struct Flow {
     pub last_seen: u32,
     /// TCP in a handshake: the acknowledgement number that the client's third packet must carry, host order.
     pub expected_ack: u32,
-    /// 0 where the way is to be asked for.
-    interface: u32,
-    next_hop: Ipv4,
-    passes: u16,
     state: u8,
     path: u8,
+    zero: u16,
 }
 
 impl Flow {
@@ -214,38 +201,18 @@ impl Flow {
             service,
             last_seen: now,
             expected_ack: 0,
-            interface: 0,
-            next_hop: Ipv4::new([0; 4]),
-            passes: 0,
             state: state.number(),
             path: path as u8,
+            zero: 0,
         }
     }
 
-    /// Notes the time. The way is asked for anew once in every second, so that a changed route is followed.
+    /// Notes the time; at most one write a second.
     #[inline(always)]
     pub const fn seen(&mut self, now: u32) {
         if self.last_seen != now {
             self.last_seen = now;
-            self.interface = 0;
         }
-    }
-
-    /// The way to the backend, if it is known for a packet of `length` bytes.
-    #[inline(always)]
-    pub const fn way(&self, length: u16) -> Option<Way> {
-        if self.interface == 0 || length > self.passes {
-            return None;
-        }
-        Some(Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes })
-    }
-
-    /// Keeps the way until the next second.
-    #[inline(always)]
-    pub const fn set_way(&mut self, way: Way) {
-        self.interface = way.interface;
-        self.next_hop = way.next_hop;
-        self.passes = way.passes;
     }
 
     /// Where the connection is.
@@ -343,7 +310,7 @@ impl Reply {
         }
     }
 
-    /// As [`Flow::seen`].
+    /// Notes the time. The way is asked for anew once in every second, so that a changed route is followed.
     #[inline(always)]
     pub const fn seen(&mut self, now: u32) {
         if self.last_seen != now {
@@ -395,4 +362,4 @@ impl Reply {
 }
 
 const _: () = assert!(size_of::<FlowKey>() == 16 && align_of::<FlowKey>() == 4);
-const _: () = assert!(size_of::<Flow>() == 32 && size_of::<Reply>() == 32);
+const _: () = assert!(size_of::<Flow>() == 24 && size_of::<Reply>() == 32);

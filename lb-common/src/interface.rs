@@ -1,8 +1,9 @@
 //! Roles of a node's interfaces.
 
+use crate::limits;
 use bytemuck::{Pod, Zeroable};
 
-/// Value of the `interfaces` map, key = interface index. An interface may have several roles.
+/// What an interface is for; it may have several roles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Interface {
@@ -30,4 +31,31 @@ impl Interface {
     }
 }
 
-const _: () = assert!(size_of::<Interface>() == 4);
+/// Value of the `interfaces` map: a small hash table with open addressing, laid over an array.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct InterfaceSlot {
+    /// Interface index, 0 where the slot is free.
+    pub index: u32,
+    /// Its roles.
+    pub interface: Interface,
+}
+
+impl InterfaceSlot {
+    /// How many slots from its own on an interface may stand in.
+    pub const PLACES: u32 = 8;
+
+    /// The slots that the interface may stand in, the likeliest first.
+    #[inline(always)]
+    pub fn places(index: u32) -> impl Iterator<Item = u32> {
+        (0..Self::PLACES).map(move |step| index.wrapping_add(step) % limits::INTERFACES)
+    }
+
+    /// The roles, if the slot belongs to this interface.
+    #[inline(always)]
+    pub fn of(&self, index: u32) -> Option<Interface> {
+        (self.index == index).then_some(self.interface)
+    }
+}
+
+const _: () = assert!(size_of::<InterfaceSlot>() == 8 && limits::INTERFACES.is_power_of_two());

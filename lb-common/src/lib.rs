@@ -13,6 +13,7 @@ extern crate std;
 
 pub mod addr;
 pub mod backend;
+pub mod clock;
 pub mod config;
 pub mod counters;
 pub mod flow;
@@ -24,3 +25,5 @@ pub mod mark;
 pub mod pod;
 pub mod reason;
 pub mod service;
+pub mod sieve;
+pub mod way;

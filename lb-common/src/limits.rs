@@ -15,5 +15,5 @@ pub const BACKENDS: u32 = 100_000;
 pub const ENDPOINTS: u32 = 200_000;
 /// Holders on other nodes.
 pub const HOLDERS: u32 = 250;
-/// Interfaces with a role.
-pub const INTERFACES: u32 = 256;
+/// Interfaces with a role. A power of two.
+pub const INTERFACES: u32 = 64;

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "user")]
 mod user {
-    use crate::{addr, backend, config, counters, flow, holder, interface, service};
+    use crate::{addr, backend, config, counters, flow, holder, interface, service, way};
 
     macro_rules! pod {
         ($($t:ty),* $(,)?) => {
@@ -25,9 +25,11 @@ mod user {
         holder::EndpointHolders,
         holder::EndpointKey,
         holder::Holder,
-        interface::Interface,
+        interface::InterfaceSlot,
+        service::RingPlace,
         service::Service,
         service::ServiceKey,
         service::ServiceStats,
+        way::BackendWay,
     );
 }

@@ -34,9 +34,56 @@ pub struct Service {
     pub flags: u32,
 }
 
-/// Index 0 of a ring holds its size; the table's entries follow at 1..=size. Zero entries means that no
-/// endpoint is ready. Kept inside the inner map so that one swap changes both together.
-pub const RING_SIZE_INDEX: u32 = 0;
+/// Value of a ring, the Maglev table of one served port: two tables, laid side by side, of which one is in use. The other
+/// one is written while packets read the first, and then the head, at index 0, is exchanged in one store. So a change needs
+/// no new map, whose exchange would make the agent wait until no packet can be using the former one.
+///
+/// At index 0 stand the size of the table in use and which of the two it is; its places follow at 1..=size, a backend id
+/// in each. Size 0 means that no endpoint is ready. There may be more places than are in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct RingPlace {
+    words: [u32; 2],
+}
+
+/// Index of a ring's head.
+pub const RING_HEAD: u32 = 0;
+
+impl RingPlace {
+    /// The head of a ring whose table `half` (0 or 1) is in use and has `size` places.
+    pub const fn head(size: u32, half: u32) -> Self {
+        Self { words: [size, half] }
+    }
+
+    /// A head's size and half.
+    #[inline(always)]
+    pub const fn size_and_half(self) -> (u32, u32) {
+        (self.words[0], self.words[1])
+    }
+
+    /// The backend id in a place, by the half of the head.
+    #[inline(always)]
+    pub const fn id(self, half: u32) -> u32 {
+        if half == 0 { self.words[0] } else { self.words[1] }
+    }
+
+    /// The place with another backend id in one half.
+    #[must_use]
+    pub const fn with_id(mut self, half: u32, id: u32) -> Self {
+        if half == 0 {
+            self.words[0] = id;
+        } else {
+            self.words[1] = id;
+        }
+        self
+    }
+
+    /// From the one word that it is in memory.
+    #[inline(always)]
+    pub fn from_word(word: u64) -> Self {
+        bytemuck::cast(word)
+    }
+}
 
 /// Value of the per-CPU `service_stats` map, index [`Service::id`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -58,4 +105,5 @@ pub struct ServiceStats {
 
 const _: () = assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 4);
 const _: () = assert!(size_of::<Service>() == 8);
+const _: () = assert!(size_of::<RingPlace>() == 8);
 const _: () = assert!(size_of::<ServiceStats>() == 48);

@@ -6,19 +6,23 @@ use crate::{
     packet::Packet,
     parse::{Parsed, Tcp},
     plan::{Exit, Plan},
-    reply,
+    reply, sieve,
 };
 use core::ops::ControlFlow;
 use lb_common::{
     backend::BackendState,
-    flow::{Flow, FlowKey, Path, Reply, ReplyKind, Side, State, Way},
+    flow::{Flow, FlowKey, Path, Reply, ReplyKind, Side, State},
     interface::Interface,
     reason::Reason,
+    way::Way,
 };
 
 /// A packet on the pods' side or the overlay that is not for a served port: perhaps an answer.
 #[inline(always)]
 pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
+    if !sieve::may_be_answer(&parsed.key) {
+        return pass(Reason::PassForeign);
+    }
     let Some(found) = find(&parsed.key) else {
         return unknown(packet, parsed, roles);
     };
@@ -34,6 +38,9 @@ pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &Parsed, roles: Interfac
 /// A packet on its way out of the uplink: an answer that the stack has routed is translated now.
 #[inline(always)]
 pub(crate) fn leaving(parsed: &Parsed) -> Step<Plan> {
+    if !sieve::may_be_answer(&parsed.key) {
+        return pass(Reason::PassForeign);
+    }
     let Some(found) = find(&parsed.key) else { return pass(Reason::PassForeign) };
     let reply = found.entry.get();
     if reply.kind() != ReplyKind::Translate {

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     addr::Protocol,
-    flow::{Flow, FlowKey, Side, State, Way},
+    flow::{Flow, FlowKey, Side, State},
     limits,
 };
 
@@ -41,20 +41,6 @@ impl Entry {
     pub(crate) fn seen(&self, now: u32) {
         // SAFETY: as in `get`.
         unsafe { (*self.value).seen(now) };
-    }
-
-    /// The way that the kernel's routing named in this second, if it holds for a packet of `length` bytes.
-    #[inline(always)]
-    pub(crate) fn way(&self, length: u16) -> Option<Way> {
-        // SAFETY: as in `get`.
-        unsafe { (*self.value).way(length) }
-    }
-
-    /// Keeps the way until the next second.
-    #[inline(always)]
-    pub(crate) fn set_way(&self, way: Way) {
-        // SAFETY: as in `get`.
-        unsafe { (*self.value).set_way(way) };
     }
 
     #[inline(always)]

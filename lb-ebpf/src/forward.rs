@@ -5,7 +5,7 @@ use aya_ebpf::{
     bindings::{bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
     helpers::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh},
 };
-use lb_common::{addr::Ipv4, flow::Way, mark};
+use lb_common::{addr::Ipv4, mark, way::Way};
 
 const AF_INET: u8 = 2;
 

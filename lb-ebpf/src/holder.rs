@@ -6,7 +6,7 @@ use crate::{
     outcome::{End, Outcome, Step, drop},
     packet::Packet,
     parse::{Parsed, Tcp},
-    reply,
+    reply, sieve,
 };
 use aya_ebpf::{bindings::BPF_F_NO_PREALLOC, btf_maps::HashMap, macros::btf_map};
 use core::ops::ControlFlow;
@@ -32,6 +32,9 @@ static ENDPOINTS: HashMap<
 /// Ends the walk of a packet that a holder forwarded to a pod here. Everything else goes on.
 #[inline(always)]
 pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
+    if !sieve::may_be_forward(&parsed.key) {
+        return ControlFlow::Continue(());
+    }
     // SAFETY: copied out at once.
     let Some(holder) = unsafe { HOLDERS.get(parsed.source_mac) }.copied() else {
         return ControlFlow::Continue(());

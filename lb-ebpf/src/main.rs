@@ -32,6 +32,7 @@ mod reply;
 mod rewrite;
 mod ring;
 mod service;
+mod sieve;
 mod socket;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};

@@ -1,11 +1,11 @@
-//! From a client's packet to its backend: the flow table first, then a choice.
+//! From a client's packet to its backend: the flow table first, then the Service and a choice.
 
 use crate::{
     account, backend, clock, config, flow,
-    outcome::{Step, drop, pass, refuse},
+    outcome::{End, Outcome, Step, drop, pass, refuse},
     packet::Packet,
     parse::{Parsed, Tcp},
-    reply, ring, socket,
+    reply, ring, service, sieve, socket,
 };
 use core::ops::ControlFlow;
 use lb_common::{
@@ -22,33 +22,58 @@ const TRIES: u32 = 16;
 
 /// What is known of the packet's connection.
 pub(crate) struct Connection {
+    /// Slot of the backend.
+    pub(crate) id: u32,
     pub(crate) backend: Backend,
     pub(crate) path: Path,
-    /// An established one, which remembers the way.
-    pub(crate) entry: Option<flow::Entry>,
+    /// Seconds since boot.
+    pub(crate) now: u32,
 }
 
-impl Connection {
-    /// In a handshake still.
-    #[inline(always)]
-    fn young(backend: Backend, path: Path) -> Self {
-        Self { backend, path, entry: None }
-    }
-}
-
-/// The connection that the packet belongs to or begins.
+/// The connection that the packet belongs to or begins; `None` where its destination is not a served port.
 #[inline(always)]
-pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Connection> {
+pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed) -> Step<Option<Connection>> {
+    if !sieve::may_be_served(&parsed.key) {
+        return ControlFlow::Continue(None);
+    }
+    let now = clock::now();
+    let entry = if parsed.ip.is_fragment() { None } else { flow::established(parsed, now) };
+    // While its backend serves, the Service need not be looked up.
+    if let Some(entry) = &entry
+        && let Some(connection) = established(parsed, entry, now)
+    {
+        return ControlFlow::Continue(Some(connection));
+    }
+    let Some(service) = service::find(&parsed.key) else { return ControlFlow::Continue(None) };
+    let connection = of_service(packet, parsed, service, entry.is_some(), now);
+    if matches!(connection, ControlFlow::Break(End::Refusal(_) | End::Outcome(Outcome::Dropped(_)))) {
+        account::refused(service.id);
+    }
+    ControlFlow::Continue(Some(connection?))
+}
+
+/// The established connection; `None` where its backend is gone.
+#[inline(always)]
+fn established(parsed: &Parsed, entry: &flow::Entry, now: u32) -> Option<Connection> {
+    let known = entry.get();
+    let backend = serving(&known)?;
+    entry.sent(Side::Client, parsed.tcp, now);
+    Some(Connection { id: known.backend, backend, path: known.path(), now })
+}
+
+/// A connection that is not established, or `is_orphan`: its backend is gone.
+#[inline(always)]
+fn of_service(
+    packet: &Packet<'_>,
+    parsed: &Parsed,
+    service: Service,
+    is_orphan: bool,
+    now: u32,
+) -> Step<Connection> {
     if parsed.ip.is_fragment() {
         return drop(Reason::DropFragment);
     }
-    let now = clock::now();
-    if let Some(entry) = flow::established(parsed, now) {
-        let known = entry.get();
-        if let Some(backend) = serving(&known) {
-            entry.sent(Side::Client, parsed.tcp, now);
-            return ControlFlow::Continue(Connection { backend, path: known.path(), entry: Some(entry) });
-        }
+    if is_orphan {
         flow::forget(&parsed.key);
         if !begins(parsed) {
             return refuse(Reason::RejectBackendGone);
@@ -84,7 +109,7 @@ fn unestablished(packet: &Packet<'_>, parsed: &Parsed, service: Service, now: u3
             } else if parsed.tcp.completes(known.state(), known.expected_ack) {
                 establish(parsed, &known, &backend, now)?;
             }
-            return ControlFlow::Continue(Connection::young(backend, known.path()));
+            return ControlFlow::Continue(Connection { id: known.backend, backend, path: known.path(), now });
         }
     }
     if !begins(parsed) && parsed.tcp.is_syn_ack() {
@@ -129,8 +154,9 @@ fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<Connection> {
     let (id, backend) = choose(parsed, service, now)?;
     let path = if config::through_stack() || backend.is_local() { Path::Stack } else { Path::Redirect };
     // A reset belongs to no connection that is worth remembering.
+    let connection = Connection { id, backend, path, now };
     if parsed.tcp.has(Tcp::RST) {
-        return ControlFlow::Continue(Connection::young(backend, path));
+        return ControlFlow::Continue(connection);
     }
     let state = if begins(parsed) { State::Opening } else { State::PickedUp };
     let flow = Flow::new(service.id, id, backend.generation, path, state, now);
@@ -139,17 +165,17 @@ fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<Connection> {
     if !flow::begin(&parsed.key, &flow) || !reply::begin(&reply_key, &reply) {
         return drop(Reason::DropTableFull);
     }
-    ControlFlow::Continue(Connection::young(backend, path))
+    ControlFlow::Continue(connection)
 }
 
 /// The first backend in the hash's order that takes new flows and has no other connection with this client tuple.
 #[inline(always)]
 fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
-    let Some(size) = ring::size(service.id) else { return drop(Reason::DropNoRing) };
-    if size == 0 {
+    let Some(table) = ring::table(service.id) else { return drop(Reason::DropNoRing) };
+    if table.size == 0 {
         return refuse(Reason::RejectNoEndpoint);
     }
-    let place = Place { key: parsed.key, service: service.id, size, now };
+    let place = Place { key: parsed.key, service: service.id, table, now };
     let id = find_free(&place);
     match backend::get(id) {
         Some(backend) if id != 0 => ControlFlow::Continue((id, backend)),
@@ -161,7 +187,7 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
 struct Place {
     key: FlowKey,
     service: u32,
-    size: u32,
+    table: ring::Table,
     now: u32,
 }
 
@@ -170,7 +196,7 @@ struct Place {
 fn find_free(place: &Place) -> u32 {
     let mut hash = maglev::hash(&place.key);
     for _ in 0..TRIES {
-        let id = ring::backend(place.service, maglev::index(hash, place.size)).unwrap_or(0);
+        let id = place.table.backend(maglev::index(hash, place.table.size)).unwrap_or(0);
         if is_free(place, id) {
             return id;
         }

@@ -62,8 +62,10 @@ struct TcpRest {
     acknowledgement: [u8; 4],
     offset: u8,
     flags: u8,
-    /// Window, checksum and urgent pointer are of no interest, but have to be there.
-    rest: [u8; 6],
+    window: [u8; 2],
+    checksum: [u8; 2],
+    /// Of no interest, but it has to be there.
+    urgent: [u8; 2],
 }
 
 /// What one packet says.
@@ -73,6 +75,8 @@ pub(crate) struct Parsed {
     pub(crate) key: FlowKey,
     pub(crate) source_mac: Mac,
     pub(crate) ip: Ip,
+    /// Of TCP or UDP, as on the wire, in native byte order.
+    pub(crate) checksum: u16,
     pub(crate) tcp: Tcp,
 }
 
@@ -198,7 +202,7 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
         return pass(Reason::PassOtherProtocol);
     }
     check_length(packet, &ip, protocol)?;
-    let (ports, tcp) = read_l4(packet, &ip, protocol)?;
+    let L4 { ports, checksum, tcp } = read_l4(packet, &ip, protocol)?;
     ControlFlow::Continue(Parsed {
         key: FlowKey::new(
             Ipv4::new(frame.ip.source),
@@ -209,6 +213,7 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
         ),
         source_mac: Mac::new(frame.source_mac),
         ip,
+        checksum,
         tcp,
     })
 }
@@ -254,15 +259,29 @@ fn check_length(packet: &Packet<'_>, ip: &Ip, protocol: Protocol) -> Step<()> {
     if whole || packet.gso_size() != 0 { ControlFlow::Continue(()) } else { pass(Reason::PassShort) }
 }
 
+/// Facts of the transport header; all zero in a later fragment.
+#[derive(Default)]
+struct L4 {
+    /// Source and destination.
+    ports: (Port, Port),
+    checksum: u16,
+    tcp: Tcp,
+}
+
 #[inline(always)]
-fn read_l4(packet: &Packet<'_>, ip: &Ip, protocol: Protocol) -> Step<((Port, Port), Tcp)> {
+fn read_l4(packet: &Packet<'_>, ip: &Ip, protocol: Protocol) -> Step<L4> {
     if ip.is_later_fragment() {
-        return ControlFlow::Continue(((Port::default(), Port::default()), Tcp::default()));
+        return ControlFlow::Continue(L4::default());
     }
     let Some(head) = read_head(packet, ip) else { return pass(Reason::PassShort) };
     let ports = (Port::from_bytes(head.source_port), Port::from_bytes(head.destination_port));
     if protocol == Protocol::UDP {
-        return ControlFlow::Continue((ports, Tcp::default()));
+        let [_, _, checksum @ ..] = head.word;
+        return ControlFlow::Continue(L4 {
+            ports,
+            checksum: u16::from_ne_bytes(checksum),
+            tcp: Tcp::default(),
+        });
     }
     let Some(rest) = read_rest(packet, ip) else { return pass(Reason::PassShort) };
     let tcp = Tcp {
@@ -271,7 +290,7 @@ fn read_l4(packet: &Packet<'_>, ip: &Ip, protocol: Protocol) -> Step<((Port, Por
         header_length: (rest.offset >> 4) * 4,
         flags: rest.flags,
     };
-    ControlFlow::Continue((ports, tcp))
+    ControlFlow::Continue(L4 { ports, checksum: u16::from_ne_bytes(rest.checksum), tcp })
 }
 
 #[inline(always)]

@@ -1,22 +1,22 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, config, forward, holder, interface,
+    account, answer, backend, config, forward, holder, interface,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
     parse::{Parsed, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
-    reject, service,
+    reject,
 };
 use core::ops::ControlFlow;
 use lb_common::{
     backend::Backend,
-    flow::{Path, Side, Way},
+    flow::{Path, Side},
     interface::Interface,
     mark,
     reason::Reason,
-    service::Service,
+    way::Way,
 };
 
 /// What every overlay takes, bytes of an IP packet (RFC 8200's minimum): no need to ask.
@@ -53,14 +53,7 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     if roles.is(Interface::OVERLAY) {
         holder::recognise(packet, &parsed)?;
     }
-    let plan = match service::find(&parsed.key) {
-        Some(service) => serve(packet, &parsed, service),
-        None if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) => {
-            answer::from_backend(packet, &parsed, roles)
-        }
-        None => pass(Reason::PassForeign),
-    };
-    match plan {
+    match plan(packet, &parsed, roles) {
         ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, &parsed, &plan)),
         ControlFlow::Break(End::Refusal(refusal)) => {
             ControlFlow::Continue(reject::answer(packet, &parsed, refusal))
@@ -97,20 +90,25 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
     pass(Reason::PassForeign)
 }
 
-/// A packet to a served port: to a backend, or refused; never to a socket of this node.
+/// A packet to a served port goes to a backend, or is refused; never to a socket of this node. Another may be an answer.
 #[inline(always)]
-fn serve(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Plan> {
-    let served = to_service(packet, parsed, service);
-    if matches!(served, ControlFlow::Break(End::Refusal(_) | End::Outcome(Outcome::Dropped(_)))) {
-        account::refused(service.id);
+fn plan(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
+    if let Some(connection) = open::connection(packet, parsed)? {
+        return counted(&connection, to_backend(packet, parsed, &connection));
     }
-    served
+    if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) {
+        return answer::from_backend(packet, parsed, roles);
+    }
+    pass(Reason::PassForeign)
 }
 
+/// Notes for the Service what does not go to its backend.
 #[inline(always)]
-fn to_service(packet: &Packet<'_>, parsed: &Parsed, service: Service) -> Step<Plan> {
-    let connection = open::connection(packet, parsed, service)?;
-    to_backend(packet, parsed, &connection)
+fn counted(connection: &Connection, plan: Step<Plan>) -> Step<Plan> {
+    if matches!(plan, ControlFlow::Break(End::Refusal(_) | End::Outcome(Outcome::Dropped(_)))) {
+        account::refused(connection.backend.service);
+    }
+    plan
 }
 
 /// The way to the backend.
@@ -128,16 +126,13 @@ fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> 
         }
         return through_stack(backend);
     }
-    if let Some(entry) = &connection.entry
-        && let Some(way) = entry.way(forward::wire_length(packet, parsed))
-    {
+    let length = forward::wire_length(packet, parsed);
+    if let Some(way) = backend::way(connection.id, backend.generation, connection.now, length) {
         return redirect(parsed, backend, way);
     }
     match forward::route(packet, parsed, parsed.key.source, backend.address) {
         forward::Route::Via(way) => {
-            if let Some(entry) = &connection.entry {
-                entry.set_way(way);
-            }
+            backend::set_way(connection.id, backend.generation, connection.now, way);
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
@@ -153,17 +148,17 @@ fn redirect(parsed: &Parsed, backend: &Backend, way: Way) -> Step<Plan> {
     if parsed.ip.ttl <= 1 {
         return drop(Reason::DropTtl);
     }
-    ControlFlow::Continue(plan(backend, Exit::redirect(way), Reason::ForwardRedirect))
+    ControlFlow::Continue(to(backend, Exit::redirect(way), Reason::ForwardRedirect))
 }
 
 /// With the mark that keeps the CNI's masquerade off it.
 #[inline(always)]
 fn through_stack(backend: &Backend) -> Step<Plan> {
-    ControlFlow::Continue(plan(backend, Exit::stack(mark::FORWARDED), Reason::ForwardStack))
+    ControlFlow::Continue(to(backend, Exit::stack(mark::FORWARDED), Reason::ForwardStack))
 }
 
 #[inline(always)]
-fn plan(backend: &Backend, exit: Exit, reason: Reason) -> Plan {
+fn to(backend: &Backend, exit: Exit, reason: Reason) -> Plan {
     Plan {
         end: Side::Client,
         address: backend.address,

@@ -3,9 +3,10 @@
 use crate::{account, config, forward, outcome::Outcome, packet::Packet, parse::Parsed, rewrite};
 use lb_common::{
     addr::{Ipv4, Port},
-    flow::{Side, Way},
+    flow::Side,
     mark,
     reason::Reason,
+    way::Way,
 };
 
 /// Everything is checked; only the commit is left.

@@ -8,8 +8,9 @@ use aya_ebpf::{
 };
 use lb_common::{
     addr::Protocol,
-    flow::{FlowKey, Reply, ReplyKind, Side, State, Way},
+    flow::{FlowKey, Reply, ReplyKind, Side, State},
     limits,
+    way::Way,
 };
 
 #[btf_map(name = "replies")]

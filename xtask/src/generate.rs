@@ -4,14 +4,17 @@ use crate::sh;
 use anyhow::{Context as _, Result, bail};
 use lb_common::addr::Mac;
 use lb_common::backend::Backend;
+use lb_common::clock::Second;
 use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
-use lb_common::interface::Interface;
+use lb_common::interface::InterfaceSlot;
 use lb_common::limits;
 use lb_common::maglev::SIZES;
 use lb_common::reason::{Reason, SLOTS};
 use lb_common::service::{Service, ServiceKey, ServiceStats};
+use lb_common::sieve::SIEVE_WORDS;
+use lb_common::way::BackendWay;
 use std::fmt::Write as _;
 use std::fs;
 
@@ -122,7 +125,7 @@ fn size(bytes: u64) -> String {
 
 fn maps() -> Result<String> {
     let mut text = format!(
-        "# Maps\n\n{GENERATED}\n\nThe maps are pinned in `/sys/fs/bpf/reweave-lb/maps-v1` (another directory with \
+        "# Maps\n\n{GENERATED}\n\nThe maps are pinned in `/sys/fs/bpf/reweave-lb/maps-v2` (another directory with \
          `--bpffs`), and live there whether an agent runs or not. `lb-agent services`, `backends`, `flows`, `holders`, \
          `reasons` and `status` show them in words; `bpftool map dump pinned FILE` shows every field by name.\n\n\
          Addresses (`octets`) and ports (`bytes`) are in network order: port 8080 is `[31,144]`, 31 × 256 + 144. All \
@@ -160,14 +163,28 @@ fn all_maps() -> Vec<Map> {
     vec![
         Map {
             name: "interfaces",
-            kind: "hash",
-            key: "index of an interface.",
+            kind: "array",
+            key: "the interface's index modulo 64, or up to seven more where that is taken.",
             key_bytes: size_of::<u32>(),
-            value: "its roles: 1 uplink, 2 overlay, 4 pods, added up.",
-            value_bytes: size_of::<Interface>(),
+            value: "the interface's index, 0 where the entry is free, and its roles: 1 uplink, 2 overlay, 4 pods, \
+                    added up.",
+            value_bytes: size_of::<InterfaceSlot>(),
             limit: limits::INTERFACES,
-            memory: Memory::Whole { bytes: 21_520 },
+            memory: Memory::Whole { bytes: 824 },
             more: "A program on an interface that is not here passes everything on.",
+        },
+        Map {
+            name: "sieve",
+            kind: "array",
+            key: "a word of 64 bits.",
+            key_bytes: size_of::<u32>(),
+            value: "a bit for each of 64 hashes of served ports, or, from word 4,096 on, for each of 64 port numbers of \
+                    backends.",
+            value_bytes: size_of::<u64>(),
+            limit: SIEVE_WORDS,
+            memory: Memory::Whole { bytes: 41_272 },
+            more: "Tells most packets that are not for us with one load. A bit says \"perhaps\" and is never taken \
+                   back: `services` and `replies` decide.",
         },
         Map {
             name: "services",
@@ -185,12 +202,13 @@ fn all_maps() -> Vec<Map> {
             kind: "array of arrays",
             key: "a service's id.",
             key_bytes: size_of::<u32>(),
-            value: "the service's Maglev table, a map of its own: its size at index 0, then a backend's slot at each \
-                    place.",
+            value: "the service's Maglev table, a map of its own. At index 0 stand the size of the table and which of \
+                    the two words of each place is in use, then the slot of a backend at each place.",
             value_bytes: size_of::<u32>(),
             limit: limits::SERVICES,
             memory: Memory::OnUse { empty: 80_312, entry: 8 * (SIZES[2] as u64 + 1) },
-            more: "A table is replaced as a whole, so a packet sees the old set of backends or the new one. Size 0 \
+            more: "A table is replaced as a whole: the words that are not in use are written first, then index 0. \
+                   So a packet sees the old set of backends or the new one. Size 0 \
                    refuses every new connection. The costs in the table above are those of up to ten backends for each \
                    service (1,021 places of 8 bytes); the largest table, 65,537 places, costs 512 KiB. \
                    The outer map shows an id for each table; the example is `bpftool map dump id ID`, a table of \
@@ -208,6 +226,18 @@ fn all_maps() -> Vec<Map> {
             memory: Memory::Whole { bytes: 1_600_312 },
             more: "`generation` counts up when the slot is given to another endpoint. A connection remembers slot and \
                    generation, so those of the old endpoint are dead at their next packet.",
+        },
+        Map {
+            name: "ways",
+            kind: "array",
+            key: "a backend's slot.",
+            key_bytes: size_of::<u32>(),
+            value: "the device and the next hop to the backend, as the kernel's routing named them in `second`, and up \
+                    to which length an IP packet passes there.",
+            value_bytes: size_of::<BackendWay>(),
+            limit: limits::BACKENDS,
+            memory: Memory::Whole { bytes: 2_400_312 },
+            more: "Holds for that second, so that a changed route is followed.",
         },
         Map {
             name: "flows",
@@ -298,6 +328,17 @@ fn all_maps() -> Vec<Map> {
             limit: limits::SERVICES,
             memory: Memory::PerCpu { bytes: limits::SERVICES as u64 * size_of::<ServiceStats>() as u64 },
             more: "",
+        },
+        Map {
+            name: "clock",
+            kind: "per-CPU array",
+            key: "always 0.",
+            key_bytes: size_of::<u32>(),
+            value: "the second that the CPU's clock showed at a tick of the kernel.",
+            value_bytes: size_of::<Second>(),
+            limit: 1,
+            memory: Memory::PerCpu { bytes: size_of::<Second>() as u64 },
+            more: "The clock is asked once in a tick. In the example no packet has come yet.",
         },
     ]
 }

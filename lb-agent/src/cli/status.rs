@@ -103,7 +103,7 @@ fn read(maps: &Maps, pins: PathBuf) -> Result<Status, MapsError> {
 
     let fill = |table, entries, limit| Fill { table, entries, limit };
     let tables = vec![
-        fill("interfaces", maps.interfaces.list()?.len(), maps.interfaces.max_entries()?),
+        fill("interfaces", maps.interfaces.all()?.len(), maps.interfaces.max_entries()),
         fill("services", maps.services.list()?.len(), maps.services.max_entries()?),
         // Slot 0 is never used.
         fill("backends", backends_active + backends_draining, maps.backend_slots()?.saturating_sub(1)),

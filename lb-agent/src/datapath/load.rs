@@ -44,7 +44,7 @@ impl Default for Limits {
 
 impl Limits {
     /// Each map with a limit of its own, by name.
-    fn of_maps(&self) -> [(&'static str, u32); 9] {
+    fn of_maps(&self) -> [(&'static str, u32); 10] {
         [
             ("flows", self.flows),
             ("replies", self.flows),
@@ -54,6 +54,7 @@ impl Limits {
             ("service_stats", self.services),
             ("rings", self.services),
             ("backends", self.backends),
+            ("ways", self.backends),
             ("endpoints", self.endpoints),
         ]
     }

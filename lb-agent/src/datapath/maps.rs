@@ -1,29 +1,34 @@
 //! The maps, as typed tables: what the agent, the command line and the tests read and write.
 
 use super::pins::Pins;
+use super::rings::Rings;
+use super::roles::Interfaces;
+use super::sieve::{Sieve, SievedTable};
 use super::sys;
 use aya::Ebpf;
-use aya::maps::{Array, ArrayOfMaps, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray};
 use lb_common::addr::Mac;
 use lb_common::backend::Backend;
 use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
-use lb_common::interface::Interface;
 use lb_common::reason::Reason;
-use lb_common::service::{RING_SIZE_INDEX, Service, ServiceKey, ServiceStats};
+use lb_common::service::{Service, ServiceKey, ServiceStats};
+use lb_common::sieve::Bit;
 use std::collections::BTreeMap;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 /// Every map of the program.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 15] = [
     "interfaces",
+    "sieve",
     "services",
     "rings",
     "backends",
+    "ways",
     "flows",
     "handshakes",
     "replies",
@@ -32,13 +37,8 @@ pub const NAMES: [&str; 12] = [
     "endpoints",
     "outcomes",
     "service_stats",
+    "clock",
 ];
-
-/// `BPF_F_INNER_MAP`: an inner map of its own size (Linux 5.10).
-const BPF_F_INNER_MAP: u32 = 0x1000;
-
-/// The kernel's own number for "not supported", which it lets out here: arrays of maps take batches since Linux 5.14.
-const ENOTSUPP: i32 = 524;
 
 /// What went wrong with a map.
 #[derive(Debug, thiserror::Error)]
@@ -185,9 +185,9 @@ impl<K: aya::Pod + Default + Ord, V: aya::Pod + Default> Table<K, V> {
 #[derive(Debug)]
 pub struct Maps {
     /// Roles by interface index.
-    pub interfaces: Table<u32, Interface>,
+    pub interfaces: Interfaces,
     /// Served ports.
-    pub services: Table<ServiceKey, Service>,
+    pub services: SievedTable<ServiceKey, Service>,
     /// Established flows by the client's tuple.
     pub flows: Table<FlowKey, Flow>,
     /// Handshakes by the client's tuple.
@@ -199,9 +199,10 @@ pub struct Maps {
     /// Other nodes that forward to pods here, by link-layer address.
     pub holders: Table<Mac, Holder>,
     /// Endpoints and who forwards to them.
-    pub endpoints: Table<EndpointKey, EndpointHolders>,
+    pub endpoints: SievedTable<EndpointKey, EndpointHolders>,
     backends: Map,
-    rings: Map,
+    sieve: Sieve,
+    rings: Rings,
     outcomes: Map,
     service_stats: Map,
 }
@@ -229,17 +230,19 @@ impl Maps {
     }
 
     fn collect(mut map: impl FnMut(&'static str) -> Result<Map, MapsError>) -> Result<Self, MapsError> {
+        let sieve = Sieve::new(map("sieve")?);
         Ok(Self {
-            interfaces: table("interfaces", &mut map)?,
-            services: table("services", &mut map)?,
+            interfaces: Interfaces::new(map("interfaces")?),
+            services: SievedTable::new(table("services", &mut map)?, sieve.clone()),
             flows: table("flows", &mut map)?,
             handshakes: table("handshakes", &mut map)?,
             replies: table("replies", &mut map)?,
             handshake_replies: table("handshake_replies", &mut map)?,
             holders: table("holders", &mut map)?,
-            endpoints: table("endpoints", &mut map)?,
+            endpoints: SievedTable::new(table("endpoints", &mut map)?, sieve.clone()),
             backends: map("backends")?,
-            rings: map("rings")?,
+            sieve,
+            rings: Rings::new(map("rings")?),
             outcomes: map("outcomes")?,
             service_stats: map("service_stats")?,
         })
@@ -261,6 +264,7 @@ impl Maps {
 
     /// Writes a slot.
     pub fn set_backend(&mut self, id: u32, backend: &Backend) -> Result<(), MapsError> {
+        self.sieve.set(Bit::of_backend(backend.port))?;
         let mut array: Array<&mut MapData, Backend> =
             Array::try_from(&mut self.backends).map_err(failed("backends", "open"))?;
         array.set(id, backend, 0).map_err(failed("backends", "write"))
@@ -270,34 +274,14 @@ impl Maps {
         Array::try_from(&self.backends).map_err(failed("backends", "open"))
     }
 
-    fn open_ring(&self, service: u32) -> Result<Option<Array<MapData, u32>>, MapsError> {
-        let rings: ArrayOfMaps<&MapData, Array<MapData, u32>> =
-            ArrayOfMaps::try_from(&self.rings).map_err(failed("rings", "open"))?;
-        loop {
-            match rings.get(&service, 0) {
-                Ok(ring) => return Ok(Some(ring)),
-                Err(MapError::KeyNotFound) => return Ok(None),
-                // Exchanged, and gone, between the look-up of its id and its opening.
-                Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
-                }
-                Err(source) => return Err(failed("rings", "look up")(source)),
-            }
-        }
-    }
-
     /// The number of places in the table of a served port; `None` where there is no table.
     pub fn ring_size(&self, service: u32) -> Result<Option<u32>, MapsError> {
-        let Some(ring) = self.open_ring(service)? else { return Ok(None) };
-        ring.get(&RING_SIZE_INDEX, 0).map(Some).map_err(failed("rings", "read a table's size"))
+        self.rings.size(service)
     }
 
-    /// The table of a served port, without the size in front; `None` where there is none.
+    /// The table of a served port; `None` where there is none.
     pub fn ring(&self, service: u32) -> Result<Option<Vec<u32>>, MapsError> {
-        let Some(ring) = self.open_ring(service)? else { return Ok(None) };
-        let mut entries: Vec<(u32, u32)> = sys::read_all(ring_fd(&ring), ring.len())
-            .map_err(|source| MapsError::Batch { name: "rings", action: "read a table", source })?;
-        entries.sort_unstable_by_key(|(index, _)| *index);
-        Ok(Some(entries.into_iter().skip(1).map(|(_, id)| id).collect()))
+        self.rings.table(service)
     }
 
     /// Replaces the table of one served port: see [`Maps::set_rings`].
@@ -305,35 +289,9 @@ impl Maps {
         self.set_rings(&[(service, table.to_vec())])
     }
 
-    /// Replaces tables of served ports, each in one operation as packets see it. An empty table refuses every new
-    /// connection.
-    ///
-    /// All in one call, since the kernel makes each such call wait until no packet can be using a former table: 10 to 20
-    /// ms, long after packets see the new ones.
+    /// Replaces tables of served ports, each in one store as packets see it. An empty table refuses every new connection.
     pub fn set_rings(&mut self, tables: &[(u32, Vec<u32>)]) -> Result<(), MapsError> {
-        let rings = tables.iter().map(|(_, table)| new_ring(table)).collect::<Result<Vec<_>, _>>()?;
-        let Map::ArrayOfMaps(data) = &self.rings else { return Err(MapsError::Missing { name: "rings" }) };
-        let services: Vec<u32> = tables.iter().map(|(service, _)| *service).collect();
-        let fds: Vec<i32> = rings.iter().map(|ring| ring_fd(ring).as_raw_fd()).collect();
-        match sys::write_all(data.fd().as_fd(), &services, &fds) {
-            Err(error) if error.raw_os_error() == Some(ENOTSUPP) => self.set_rings_singly(&services, &rings),
-            result => {
-                result.map_err(|source| MapsError::Batch { name: "rings", action: "swap tables", source })
-            }
-        }
-    }
-
-    fn set_rings_singly(
-        &mut self,
-        services: &[u32],
-        tables: &[Array<MapData, u32>],
-    ) -> Result<(), MapsError> {
-        let mut rings: ArrayOfMaps<&mut MapData, Array<MapData, u32>> =
-            ArrayOfMaps::try_from(&mut self.rings).map_err(failed("rings", "open"))?;
-        for (service, table) in services.iter().zip(tables) {
-            rings.set(*service, table, 0).map_err(failed("rings", "swap a table"))?;
-        }
-        Ok(())
+        self.rings.set(tables)
     }
 
     /// Packets and bytes by reason, all CPUs together; reasons without a packet are left out.
@@ -380,7 +338,7 @@ impl Maps {
     }
 }
 
-fn failed(name: &'static str, action: &'static str) -> impl Fn(MapError) -> MapsError {
+pub(super) fn failed(name: &'static str, action: &'static str) -> impl Fn(MapError) -> MapsError {
     move |source| MapsError::Map { name, action, source }
 }
 
@@ -389,22 +347,4 @@ fn table<K, V>(
     map: &mut impl FnMut(&'static str) -> Result<Map, MapsError>,
 ) -> Result<Table<K, V>, MapsError> {
     Ok(Table { name, map: map(name)?, types: PhantomData })
-}
-
-/// A table with its size in front.
-fn new_ring(table: &[u32]) -> Result<Array<MapData, u32>, MapsError> {
-    let size = u32::try_from(table.len()).unwrap_or(u32::MAX);
-    let ring = Array::create(size + 1, BPF_F_INNER_MAP).map_err(failed("rings", "create a table"))?;
-    let indices: Vec<u32> = (0..=size).collect();
-    let values: Vec<u32> = std::iter::once(size).chain(table.iter().copied()).collect();
-    sys::write_all(ring_fd(&ring), &indices, &values).map_err(|source| MapsError::Batch {
-        name: "rings",
-        action: "fill a table",
-        source,
-    })?;
-    Ok(ring)
-}
-
-fn ring_fd(ring: &Array<MapData, u32>) -> BorrowedFd<'_> {
-    ring.map().fd().as_fd()
 }

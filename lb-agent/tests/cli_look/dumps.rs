@@ -10,6 +10,7 @@ use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::reason::Reason;
 use lb_common::service::{Service, ServiceKey};
+use lb_common::sieve::Bit;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use std::fs;
@@ -24,18 +25,16 @@ fn example() -> Datapath {
     let mut datapath = Datapath::new();
     let maps = &mut datapath.maps;
     let (client, address) = ([198, 51, 100, 10], [192, 0, 2, 101]);
-    let (web, pod) = (Port::new(80), Port::new(8080));
+    let pod = Port::new(8080);
     maps.interfaces.insert(&1, &Interface::UPLINK).unwrap();
-    maps.services
-        .insert(&ServiceKey::new(Ipv4::new(address), web, Protocol::TCP), &Service { id: 1, flags: 0 })
-        .unwrap();
+    maps.services.insert(&web(), &Service { id: 1, flags: 0 }).unwrap();
     let backend = Backend::new(1, 1, Ipv4::new([10, 32, 1, 1]), pod, BackendState::Active, true);
     maps.set_backend(1, &backend).unwrap();
     maps.set_ring(1, &[1, 1, 1]).unwrap();
     let flow = |state| Flow::new(1, 1, 1, Path::Stack, state, LAST_SEEN);
     maps.flows.insert(&key(client, 40_001, address, 80), &flow(State::Established)).unwrap();
     maps.handshakes.insert(&key(client, 40_002, address, 80), &flow(State::Opening)).unwrap();
-    let reply = Reply::translate(Ipv4::new(address), web, 1, Path::Stack, LAST_SEEN);
+    let reply = Reply::translate(Ipv4::new(address), web().port, 1, Path::Stack, LAST_SEEN);
     maps.replies.insert(&key([10, 32, 1, 1], 8080, client, 40_001), &reply).unwrap();
     let marked = Reply::mark(7, State::Opening, LAST_SEEN);
     maps.handshake_replies.insert(&key([10, 32, 1, 1], 8080, client, 40_003), &marked).unwrap();
@@ -55,11 +54,17 @@ fn bpftool(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// The served port of the examples.
+fn web() -> ServiceKey {
+    ServiceKey::new(Ipv4::new([192, 0, 2, 101]), Port::new(80), Protocol::TCP)
+}
+
 /// One entry of a map's dump: of an array the one that is used; of counters the first CPU's.
 fn entry(datapath: &Datapath, map: &str) -> String {
     let index = match map {
         "rings" => return ring(datapath),
-        "backends" | "service_stats" => 1,
+        "interfaces" | "backends" | "service_stats" => 1,
+        "sieve" => Bit::of_service(&web()).word as usize,
         "outcomes" => Reason::ForwardStack.number() as usize,
         _ => 0,
     };

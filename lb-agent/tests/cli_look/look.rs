@@ -206,7 +206,7 @@ fn status_is_the_whole_datapath_on_one_screen() {
         let found = status["tables"].as_array().unwrap().iter().find(|fill| fill["table"] == table).unwrap();
         (found["entries"].as_u64().unwrap(), found["limit"].as_u64().unwrap())
     };
-    assert_eq!(status["layout"], 1);
+    assert_eq!(status["layout"], 2);
     assert_eq!(fill("services"), (3, 16));
     assert_eq!(fill("backends"), (3, 7), "slot 0 is never used");
     assert_eq!(fill("endpoints"), (3, 16));
@@ -234,7 +234,7 @@ fn status_is_the_whole_datapath_on_one_screen() {
 
     let text = ask(&datapath, &["status"]);
     let beginning = format!(
-        "Maps in {}/maps-v1, layout 1\nBackends: 2 active, 1 draining\n\n\
+        "Maps in {}/maps-v2, layout 2\nBackends: 2 active, 1 draining\n\n\
          TABLE              ENTRIES  LIMIT    FULL\n",
         datapath.directory().display()
     );

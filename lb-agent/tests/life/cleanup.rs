@@ -113,7 +113,7 @@ fn a_node_is_as_before(kind: &str) {
 }
 
 fn map_id(world: &World, name: &str) -> String {
-    let pin = world.testbed.pins(1).join("maps-v1").join(name);
+    let pin = world.testbed.pins(1).join("maps-v2").join(name);
     let shown =
         world.node(1).run(&["bpftool", "-j", "map", "show", "pinned", pin.to_str().unwrap()]).unwrap();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();

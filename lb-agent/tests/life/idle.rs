@@ -2,7 +2,7 @@
 
 use crate::world::World;
 use anyhow::{Result, ensure};
-use std::collections::BTreeMap;
+use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -61,6 +61,7 @@ fn an_idle_agent_neither_works_nor_writes() {
         (said, maps, seen)
     };
     let quiet = state(&world, &monitors);
+    assert!(quiet.1.iter().any(|rings| !rings.is_empty()), "no ring is seen");
     wait::until("some periods", Duration::from_secs(60), || {
         ensure!(started.elapsed() > Duration::from_secs(PERIODS.into()), "not yet");
         Ok(())
@@ -92,11 +93,28 @@ fn ticks(pid: i32) -> Result<u64> {
     Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
 }
 
-/// The ids of the inner maps: another id, another write.
-fn rings(world: &World, node: u8) -> BTreeMap<String, String> {
-    let pin = world.testbed.pins(node).join("maps-v1/rings");
-    let shown = world.node(node).run(&["bpftool", "map", "dump", "pinned", pin.to_str().unwrap()]).unwrap();
-    shown.lines().enumerate().map(|(n, line)| (n.to_string(), line.to_owned())).collect()
+/// The inner maps, and what each has at index 0: a write makes another map, or another half that is in use.
+fn rings(world: &World, node: u8) -> Vec<(u32, Value)> {
+    let pin = world.testbed.pins(node).join("maps-v2/rings");
+    let ask = |words: &[&str]| -> Value {
+        let shown = world.node(node).run(&[&["bpftool", "-j", "map"], words].concat()).unwrap();
+        serde_json::from_str(&shown).unwrap()
+    };
+    let outer = ask(&["dump", "pinned", pin.to_str().unwrap()]);
+    outer
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|ring| id_of(&ring["value"]))
+        .map(|id| (id, ask(&["lookup", "id", &id.to_string(), "key", "0", "0", "0", "0"])))
+        .collect()
+}
+
+/// bpftool shows an inner map's id as its four bytes; where there is none it shows an error.
+fn id_of(value: &Value) -> Option<u32> {
+    let byte = |byte: &Value| u8::from_str_radix(byte.as_str()?.trim_start_matches("0x"), 16).ok();
+    let bytes: Vec<u8> = value.as_array()?.iter().filter_map(byte).collect();
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
 fn changed_since(directory: &Path, time: SystemTime) -> Result<Vec<String>> {

@@ -2,6 +2,7 @@
 
 use crate::frame::{End, Frame};
 use aya::Ebpf;
+use aya::maps::Array;
 use aya::programs::SchedClassifier;
 use lb_agent::datapath::load::{self, Limits};
 use lb_agent::datapath::maps::Maps;
@@ -12,6 +13,7 @@ use lb_common::config::Config;
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::service::{Service, ServiceKey};
+use lb_common::way::BackendWay;
 use std::fs;
 use std::process::Command;
 
@@ -130,6 +132,15 @@ impl Lab {
     }
 
     /// An endpoint, and which holders forward to it.
+    /// The ways to backends, so that the kernel is asked again.
+    pub(crate) fn forget_ways(&mut self) {
+        let map = self.ebpf.map_mut("ways").unwrap();
+        let mut ways: Array<_, BackendWay> = Array::try_from(map).unwrap();
+        for id in 0..ways.len() {
+            ways.set(id, BackendWay::default(), 0).unwrap();
+        }
+    }
+
     pub(crate) fn endpoint(&mut self, at: End, protocol: Protocol, marks: &[u8]) {
         let key = EndpointKey::new(Ipv4::new(at.0), Port::new(at.1), protocol);
         let mut holders = EndpointHolders::default();

@@ -168,12 +168,9 @@ pub(crate) fn answer_too_big() -> Case {
     .send(ingress(Device::Overlay, big).dropped(Reason::DropTooBig))
 }
 
-/// The way of an established connection is asked for once a second: as if one had passed.
+/// Ways are asked for once a second: as if one had passed.
 fn a_second_passes(lab: &mut Lab) {
-    let key = syn().key();
-    let mut flow = lab.maps.flows.get(&key).unwrap().unwrap();
-    flow.last_seen -= 1;
-    lab.maps.flows.insert(&key, &flow).unwrap();
+    lab.forget_ways();
     let key = syn().to(REMOTE).key().reversed();
     let mut reply = lab.maps.replies.get(&key).unwrap().unwrap();
     reply.last_seen -= 1;

@@ -1,0 +1,92 @@
+//! The sieve, and the tables whose keys must be in it: see [`lb_common::sieve`].
+
+use super::maps::{MapsError, Table, failed};
+use aya::maps::{Array, Map, MapData};
+use lb_common::holder::EndpointKey;
+use lb_common::service::ServiceKey;
+use lb_common::sieve::Bit;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const NAME: &str = "sieve";
+
+/// The map `sieve`.
+#[derive(Clone, Debug)]
+pub(super) struct Sieve {
+    map: Arc<Mutex<Map>>,
+}
+
+impl Sieve {
+    pub(super) fn new(map: Map) -> Self {
+        Self { map: Arc::new(Mutex::new(map)) }
+    }
+
+    /// Sets a bit. None is ever taken back.
+    pub(super) fn set(&self, bit: Bit) -> Result<(), MapsError> {
+        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut words: Array<&mut MapData, u64> = Array::try_from(&mut *map).map_err(failed(NAME, "open"))?;
+        let word = words.get(&bit.word, 0).map_err(failed(NAME, "look up"))?;
+        if word & bit.mask == 0 {
+            words.set(bit.word, word | bit.mask, 0).map_err(failed(NAME, "write"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A key that packets are sieved for.
+pub trait Sieved {
+    /// Its bit.
+    fn bit(&self) -> Bit;
+}
+
+impl Sieved for ServiceKey {
+    fn bit(&self) -> Bit {
+        Bit::of_service(self)
+    }
+}
+
+impl Sieved for EndpointKey {
+    fn bit(&self) -> Bit {
+        Bit::of_backend(self.port)
+    }
+}
+
+/// A table whose new keys are in the sieve before they are written.
+#[derive(Debug)]
+pub struct SievedTable<K, V> {
+    table: Table<K, V>,
+    sieve: Sieve,
+}
+
+impl<K, V> SievedTable<K, V> {
+    pub(super) fn new(table: Table<K, V>, sieve: Sieve) -> Self {
+        Self { table, sieve }
+    }
+}
+
+impl<K: aya::Pod + Default + Ord + Sieved, V: aya::Pod + Default> SievedTable<K, V> {
+    /// Adds or replaces.
+    ///
+    /// # Errors
+    /// The table is full, or a map cannot be written.
+    pub fn insert(&mut self, key: &K, value: &V) -> Result<(), MapsError> {
+        self.sieve.set(key.bit())?;
+        self.table.insert(key, value)
+    }
+
+    /// Removes; what is not there is removed already.
+    ///
+    /// # Errors
+    /// The table cannot be written.
+    pub fn remove(&mut self, key: &K) -> Result<(), MapsError> {
+        self.table.remove(key)
+    }
+}
+
+impl<K, V> Deref for SievedTable<K, V> {
+    type Target = Table<K, V>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.table
+    }
+}

@@ -1,0 +1,35 @@
+//! What tells most foreign packets, without a look-up in a hash map.
+
+use aya_ebpf::{btf_maps::Array, macros::btf_map};
+use lb_common::{
+    flow::FlowKey,
+    service::ServiceKey,
+    sieve::{Bit, SIEVE_WORDS},
+};
+
+#[btf_map(name = "sieve")]
+static SIEVE: Array<u64, { SIEVE_WORDS as usize }> = Array::new();
+
+/// Whether the packet's destination may be a served port.
+#[inline(always)]
+pub(crate) fn may_be_served(key: &FlowKey) -> bool {
+    holds(Bit::of_service(&ServiceKey::new(key.destination, key.destination_port, key.protocol)))
+}
+
+/// Whether the packet's source may be a backend.
+#[inline(always)]
+pub(crate) fn may_be_answer(key: &FlowKey) -> bool {
+    holds(Bit::of_backend(key.source_port))
+}
+
+/// Whether the packet's destination may be an endpoint.
+#[inline(always)]
+pub(crate) fn may_be_forward(key: &FlowKey) -> bool {
+    holds(Bit::of_backend(key.destination_port))
+}
+
+#[inline(always)]
+fn holds(bit: Bit) -> bool {
+    // A map that cannot be read hides nothing.
+    SIEVE.get(bit.word).is_none_or(|word| word & bit.mask != 0)
+}
