@@ -3,6 +3,7 @@
 pub mod backends;
 pub mod cleanup;
 pub mod datapath_args;
+pub mod explain;
 pub mod flows;
 pub mod holders;
 pub mod node_args;
