@@ -25,6 +25,21 @@ pub struct Health {
     pub services: BTreeMap<ServiceKey, (String, String)>,
     /// The last sweep.
     pub swept: Swept,
+    /// All of them since the start.
+    pub sweeps: Sweeps,
+}
+
+/// What the sweeps since the start came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sweeps {
+    /// How many there were.
+    pub number: u64,
+    /// How long the last one took.
+    pub duration: Duration,
+    /// Flows that they have removed.
+    pub removed_flows: u64,
+    /// Replies that they have removed.
+    pub removed_replies: u64,
 }
 
 /// For the loop.
@@ -33,6 +48,16 @@ pub type Publisher = watch::Sender<Health>;
 pub type Subscriber = watch::Receiver<Health>;
 
 impl Health {
+    /// Notes a sweep that took so long.
+    pub fn note_sweep(&mut self, swept: Swept, duration: Duration) {
+        let Sweeps { number, duration: last, removed_flows, removed_replies } = &mut self.sweeps;
+        *number += 1;
+        *last = duration;
+        *removed_flows += swept.removed_flows;
+        *removed_replies += swept.removed_replies;
+        self.swept = swept;
+    }
+
     /// A loop that has not begun a pass for so long hangs.
     const HANGS: Duration = Duration::from_secs(120);
 
@@ -65,6 +90,18 @@ mod tests {
         let health = Health { alive: Some(now), ..Health::default() };
         assert_eq!(health.hangs(now + Duration::from_secs(100)), None);
         assert_eq!(health.hangs(now + Duration::from_secs(121)).as_deref(), Some("no pass for 121 s"));
+    }
+
+    #[test]
+    fn sweeps_add_up() {
+        let mut health = Health::default();
+        for seconds in [3, 2] {
+            let swept = Swept { removed_flows: 5, removed_replies: 6, ..Swept::default() };
+            health.note_sweep(swept, Duration::from_secs(seconds));
+        }
+        let duration = Duration::from_secs(2);
+        assert_eq!(health.sweeps, Sweeps { number: 2, duration, removed_flows: 10, removed_replies: 12 });
+        assert_eq!(health.swept.removed_flows, 5);
     }
 
     #[test]

@@ -424,7 +424,7 @@ fn or_none(text: String) -> String {
 
 fn of_service(Served { id, table_size, backends }: &Served) -> String {
     let table = table_size.map_or("no table yet".to_owned(), |size| format!("a table of {size} places"));
-    format!("is served here: id {id}, {table}, {backends} backends for new connections")
+    format!("is served here: id {id}, {table}, {backends} active backends")
 }
 
 fn of_endpoint(Endpoint { own, holders }: &Endpoint) -> String {
