@@ -88,9 +88,15 @@ impl Agent {
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
         let mut memory = Memory::new(State::new(&self.node, self.policy.clone()));
+        self.health.send_modify(|health| {
+            (health.alive, health.period) = (Some(Instant::now()), self.period);
+        });
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
-            Ok((swept, _)) => memory.busy.marks = swept.marks,
+            Ok((swept, duration)) => {
+                memory.busy.marks.clone_from(&swept.marks);
+                self.health.send_modify(|health| health.note_sweep(swept, duration));
+            }
             Err(error) => error!("sweep: {error:#}"),
         }
         let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
@@ -184,7 +190,7 @@ impl Agent {
             health.is_ready = is_ready;
             if is_ready {
                 (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
-            } else {
+            } else if !memory.was_done {
                 health.failures += 1;
             }
         });
