@@ -430,7 +430,7 @@ fn of_service(Served { id, table_size, backends }: &Served) -> String {
 fn of_endpoint(Endpoint { own, holders }: &Endpoint) -> String {
     let others = holders.iter().map(|holder| format!("{} (mark {})", holder.overlay_address, holder.mark));
     let own = own.then(|| "this node".to_owned());
-    format!("{} forward to it", own.into_iter().chain(others).collect::<Vec<_>>().join(", "))
+    format!("forwarded to by {}", own.into_iter().chain(others).collect::<Vec<_>>().join(", "))
 }
 
 fn of_known(known: &Known) -> String {

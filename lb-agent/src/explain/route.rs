@@ -1,10 +1,14 @@
 //! Where the kernel's routing leads a packet, as `ip route get` says it.
 
 use futures::TryStreamExt as _;
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
-use rtnetlink::{Handle, RouteMessageBuilder};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteType};
+use rtnetlink::Handle;
 use serde::Serialize;
 use std::net::Ipv4Addr;
+
+/// Length of the prefix that is one address.
+const HOST: u8 = 32;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +43,12 @@ pub struct Route {
 
 /// Asks.
 pub async fn ask(handle: &Handle, question: &Question) -> Route {
-    let mut message =
-        RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(question.destination, 32).build();
-    // A question about one packet, not a route to be made.
-    message.header = netlink_packet_route::route::RouteHeader {
-        address_family: netlink_packet_route::AddressFamily::Inet,
-        destination_prefix_length: 32,
-        source_prefix_length: if question.source.is_some() { 32 } else { 0 },
-        ..Default::default()
-    };
+    // A question about one packet; the flag asks for the table that has the route.
+    let mut message = RouteMessage::default();
+    message.header.address_family = AddressFamily::Inet;
+    message.header.destination_prefix_length = HOST;
+    message.header.source_prefix_length = if question.source.is_some() { HOST } else { 0 };
+    message.header.flags = RouteFlags::LookupTable;
     message.attributes = vec![RouteAttribute::Destination(RouteAddress::Inet(question.destination))];
     message
         .attributes
@@ -64,7 +65,7 @@ pub async fn ask(handle: &Handle, question: &Question) -> Route {
 }
 
 fn read(message: &RouteMessage) -> Route {
-    let is_local = message.header.kind == netlink_packet_route::route::RouteType::Local;
+    let is_local = message.header.kind == RouteType::Local;
     let mut route = Route { is_local, table: Some(u32::from(message.header.table)), ..Route::default() };
     for attribute in &message.attributes {
         match attribute {
