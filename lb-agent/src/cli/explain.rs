@@ -1,5 +1,6 @@
 //! `lb-agent explain`: what would happen to a packet on this node, and why.
 
+use super::program::{self, Device, Program};
 use super::render::{self, Look};
 use crate::datapath::attach::Direction;
 use crate::datapath::copies::Copies;
@@ -17,7 +18,6 @@ use clap::ValueEnum;
 use lb_common::addr::{Port, Protocol};
 use lb_common::config::Config;
 use lb_common::flow::FlowKey;
-use lb_common::interface::Interface;
 use lb_common::mark;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -100,23 +100,6 @@ struct Explanation {
     steps: Vec<Told>,
     /// What makes the answer less certain, or the packet less lucky.
     warnings: Vec<String>,
-}
-
-/// An interface with a role.
-#[derive(Serialize)]
-struct Device {
-    index: u32,
-    /// None where it is not in this network namespace.
-    name: Option<String>,
-    roles: Vec<&'static str>,
-}
-
-#[derive(Serialize)]
-struct Program {
-    /// None where the kernel has none on these maps.
-    id: Option<u32>,
-    forwarding: &'static str,
-    mark_shift: u32,
 }
 
 /// What happens on one hook.
@@ -210,12 +193,8 @@ fn explain(
         to: args.to,
         protocol: key.protocol.name(),
         via: subject.via.name(),
-        interfaces: devices(copies),
-        program: Program {
-            id: loaded.map(|loaded| loaded.id),
-            forwarding: if config.through_stack == 0 { "redirect" } else { "stack" },
-            mark_shift: config.mark_shift,
-        },
+        interfaces: program::devices(&copies.interfaces),
+        program: Program::new(loaded),
         service: facts::served(copies),
         endpoint: facts::endpoint(copies, key),
         known: facts::known(copies, key, &config.timeouts, sweep::now()),
@@ -277,19 +256,6 @@ fn warnings(copies: &Copies, loaded: Option<Loaded>, tag: u64) -> Vec<String> {
             .push("the table of connections is full: no new one can be established (--max-flows)".to_owned());
     }
     warnings
-}
-
-fn devices(copies: &Copies) -> Vec<Device> {
-    let all = [("uplink", Interface::UPLINK), ("overlay", Interface::OVERLAY), ("pods", Interface::PODS)];
-    copies
-        .interfaces
-        .iter()
-        .map(|(index, interface)| Device {
-            index: *index,
-            name: device_name(*index),
-            roles: all.iter().filter(|(_, role)| interface.is(*role)).map(|(name, _)| *name).collect(),
-        })
-        .collect()
 }
 
 /// The name of an interface, or its number.
@@ -393,12 +359,8 @@ fn facts_of(explanation: &Explanation) -> Vec<Vec<String>> {
         explanation;
     let mut rows = Vec::new();
     let mut row = |heading: &str, words: String| rows.push(vec![heading.to_owned(), words]);
-    let devices = interfaces.iter().map(|Device { index, name, roles }| {
-        format!("{} {}", name.clone().unwrap_or_else(|| index.to_string()), roles.join("+"))
-    });
-    row("Interfaces", or_none(devices.collect::<Vec<_>>().join(", ")));
-    let id = program.id.map_or_else(|| "none".to_owned(), |id| format!("id {id}"));
-    row("Program", format!("{id}, forwarding by {}, mark shift {}", program.forwarding, program.mark_shift));
+    row("Interfaces", program::name_all(interfaces));
+    row("Program", program.text());
     row(
         "Service",
         format!("{to}/{protocol} {}", service.as_ref().map_or("is not served here".to_owned(), of_service)),
@@ -416,10 +378,6 @@ fn facts_of(explanation: &Explanation) -> Vec<Vec<String>> {
         row(if number == 0 { "New ones get" } else { "else" }, of_choice(choice));
     }
     rows
-}
-
-fn or_none(text: String) -> String {
-    if text.is_empty() { "none".to_owned() } else { text }
 }
 
 fn of_service(Served { id, table_size, backends }: &Served) -> String {

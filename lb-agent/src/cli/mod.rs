@@ -9,6 +9,7 @@ pub mod holders;
 pub mod node_args;
 pub mod plan;
 pub mod preflight;
+mod program;
 pub mod reasons;
 mod render;
 pub mod run;
