@@ -117,7 +117,7 @@ pub fn tuple(frame: &[u8]) -> Option<FlowKey> {
         return None;
     }
     let protocol = Protocol::new(*ip.get(9)?);
-    let l4 = ip.get(usize::from(ip[0] & 0x0f) * 4..)?;
+    let l4 = ip.get(usize::from(ip.first()? & 0x0f) * 4..)?;
     let bytes = |at: usize, of: &[u8]| Some([*of.get(at)?, *of.get(at + 1)?]);
     let address = |at: usize| ip.get(at..at + 4)?.try_into().ok().map(Ipv4::new);
     (protocol == Protocol::TCP || protocol == Protocol::UDP).then_some(())?;
@@ -135,7 +135,7 @@ pub fn answer(frame: &[u8]) -> Option<String> {
     const TCP: u8 = 6;
     const ICMP: u8 = 1;
     let ip = frame.get(ETHERNET..)?;
-    let l4 = ip.get(usize::from(ip[0] & 0x0f) * 4..)?;
+    let l4 = ip.get(usize::from(ip.first()? & 0x0f) * 4..)?;
     match (*ip.get(9)?, l4) {
         (TCP, _) => Some("a TCP reset".to_owned()),
         // RFC 792 and RFC 1191.

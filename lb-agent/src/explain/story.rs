@@ -274,7 +274,7 @@ impl Teller<'_> {
             answer: (kind == Kind::Reject).then(|| packet::answer(&verdict.frame)).flatten(),
             mark: (byte != 0 && byte != mark::DONE).then_some(byte),
             way: self.way(verdict.reason, packet, &after)?,
-            question: question(verdict, interface, packet, &after, &self.config),
+            question: self.question(verdict, interface, packet, &after)?,
         })
     }
 
@@ -299,6 +299,43 @@ impl Teller<'_> {
         };
         Ok(way.map(|way| (way.interface, way.next_hop.into())))
     }
+
+    /// What to ask of the kernel's routing: where the stack takes what is left to it, or why there is no way.
+    fn question(
+        &self,
+        verdict: &Verdict,
+        input: u32,
+        packet: &Packet,
+        after: &FlowKey,
+    ) -> Result<Option<Question>, SandboxError> {
+        let asked = |key: &FlowKey, mark| Question {
+            destination: key.destination.into(),
+            source: Some(key.source.into()),
+            input: Some(input),
+            mark,
+        };
+        Ok(match verdict.reason {
+            Reason::ForwardStack | Reason::HolderForward | Reason::HolderReply => {
+                Some(asked(after, verdict.mark))
+            }
+            Reason::PassReplyToStack => {
+                Some(asked(&packet.key, verdict.mark & !(0xff << self.config.mark_shift)))
+            }
+            Reason::DropNoRoute => Some(asked(&self.no_way_to(packet)?, 0)),
+            _ => None,
+        })
+    }
+
+    /// The tuple that there was no way for: a client's packet has its backend by then.
+    fn no_way_to(&self, packet: &Packet) -> Result<FlowKey, SandboxError> {
+        let maps = self.sandbox.maps();
+        let flow = match maps.flows.get(&packet.key)? {
+            None => maps.handshakes.get(&packet.key)?,
+            found => found,
+        };
+        let backend = flow.and_then(|flow| self.copies.backends.get(&flow.backend));
+        Ok(backend.map_or(packet.key, |backend| packet.key.with_destination(backend.address, backend.port)))
+    }
 }
 
 /// What the other side answers `first` with, which reached it with the tuple `reached`.
@@ -311,28 +348,5 @@ fn answer_of(first: &Packet, reached: &FlowKey) -> Packet {
         acknowledgement: first.sequence + 1,
         sequence: 5_000,
         ..Packet::new(reached.reversed(), segment)
-    }
-}
-
-/// What to ask of the kernel's routing: where the stack takes what is left to it, or why there is no way.
-fn question(
-    verdict: &Verdict,
-    input: u32,
-    packet: &Packet,
-    after: &FlowKey,
-    config: &Config,
-) -> Option<Question> {
-    let asked = |key: &FlowKey, mark| Question {
-        destination: key.destination.into(),
-        source: Some(key.source.into()),
-        input: Some(input),
-        mark,
-    };
-    match verdict.reason {
-        Reason::ForwardStack | Reason::HolderForward | Reason::HolderReply => {
-            Some(asked(after, verdict.mark))
-        }
-        Reason::PassReplyToStack => Some(asked(&packet.key, verdict.mark & !(0xff << config.mark_shift))),
-        _ => None,
     }
 }

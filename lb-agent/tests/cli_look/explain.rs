@@ -91,6 +91,15 @@ fn a_way_in_that_the_node_has_not_is_an_error() {
 }
 
 #[test]
+fn without_a_datapath_that_is_said() {
+    let absent = "/sys/fs/bpf/reweave-lb-test-absent";
+    let output =
+        agent(&["explain", "--from", "198.51.100.20:50000", "--to", "192.0.2.101:80", "--bpffs", absent]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("lb-agent: there is no datapath at "));
+}
+
+#[test]
 fn bad_ends_are_refused_with_an_example() {
     for (from, to) in [
         ("client", "192.0.2.101:80"),

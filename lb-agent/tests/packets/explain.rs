@@ -146,6 +146,19 @@ fn a_refusal_is_told_with_its_answer() {
     });
 }
 
+/// The kernel is asked about the backend, not about the address.
+#[test]
+fn where_there_is_no_way_it_is_the_backend_that_is_asked_about() {
+    on_a_node(|| {
+        let mut lab = Lab::new(&Config::DEFAULT, &LIMITS);
+        cases::remote(&mut lab);
+        sh("ip route add unreachable 10.40.0.2");
+        let steps = ask(&lab, key(CLIENT, SERVED), Via::Uplink, None);
+        assert_eq!(reasons(&steps), [Reason::DropNoRoute]);
+        assert_eq!(steps[0].question.unwrap().destination.octets(), REMOTE.0);
+    });
+}
+
 /// Each holder's forward by itself: the first one's connection is no obstacle to the second one's story.
 #[test]
 fn another_node_recognises_each_holder() {
