@@ -48,6 +48,7 @@ fn service(port: u16) -> WantedService {
         namespace: "default".to_owned(),
         name: format!("fill-{port}"),
         port_name: String::new(),
+        affinity: false,
         backends: (first..first + ENDPOINTS).map(backend).collect(),
     }
 }

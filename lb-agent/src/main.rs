@@ -38,9 +38,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// To stderr; `RUST_LOG` chooses, `info` by default.
+/// To stderr; `RUST_LOG` chooses, `info` by default. What kube's client says of each failure, our problems say once.
 fn start_logging() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

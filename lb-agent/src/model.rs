@@ -144,6 +144,8 @@ pub struct Service {
     pub shown: Shown,
     /// Whether the one entry of its status says `ipMode: Proxy`, so that kube-proxy leaves the address alone.
     pub is_shown_by_proxy: bool,
+    /// Whether its `sessionAffinity` is `ClientIP`.
+    pub affinity: bool,
     /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
 }
@@ -251,6 +253,7 @@ impl From<&core::Service> for Service {
             ports: ports.iter().map(ServicePort::from).collect(),
             shown,
             is_shown_by_proxy,
+            affinity: spec.and_then(|spec| spec.session_affinity.as_deref()) == Some("ClientIP"),
             deleting: service.metadata.deletion_timestamp.is_some(),
         }
     }

@@ -1,9 +1,9 @@
 //! Makes the node as it is wanted: what the kernel holds is read, compared and brought up to date, in an order in which
 //! an address is served only once everything it needs is in place.
 
-use crate::datapath::attach::{AttachError, Device, Hooks};
+use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
-use crate::datapath::plan::{self, Compared, Comparison, Observed, Operation, Rest};
+use crate::datapath::plan::{self, Comparison, Observed, Operation, Rest};
 use crate::node::interfaces::Roles;
 use crate::node::{nft, return_path, sysctl};
 use crate::policy::extend::HolderWanted;
@@ -85,8 +85,8 @@ pub struct Reconciler {
     marked: BTreeMap<String, (Mac, Holder)>,
     /// The holders to which the way back is in place; `None` until it is, and again when something on the node changed.
     way_back: Option<BTreeMap<Mac, Holder>>,
-    /// What the last look at everything has not compared yet.
-    comparison: Option<Comparison>,
+    /// Of what is noted with what the maps hold.
+    comparison: Comparison,
     /// The marks of holders that left, and the number of sweeps when that was noticed.
     leaving: BTreeMap<u8, u64>,
     /// Whether slots that nothing names were looked for since the maps were read.
@@ -115,53 +115,48 @@ impl Reconciler {
             left_out: BTreeMap::new(),
             marked: BTreeMap::new(),
             way_back: None,
-            comparison: None,
+            comparison: Comparison::default(),
             leaving: BTreeMap::new(),
             is_tidy: false,
         }
     }
 
-    /// Begins to compare everything that the maps hold with what is noted of them, for [`Reconciler::compare`] to go on
-    /// with. One that is under way goes on as it is.
+    /// Begins to compare what the maps hold with what is noted of them, for [`Reconciler::compare`] to go on with. One
+    /// that is under way goes on as it is.
     pub fn look_again(&mut self) {
-        self.comparison.get_or_insert_with(Comparison::default);
+        self.comparison.begin();
     }
 
     /// Whether there is something to compare.
     pub fn is_comparing(&self) -> bool {
-        self.comparison.is_some()
+        self.comparison.is_under_way()
     }
 
-    /// Compares a part, in some milliseconds. True if the maps were changed by others: the next pass reads all of them
+    /// Compares a part, in some milliseconds. False if the maps were changed by others: the next pass reads all of them
     /// and puts everything right.
     ///
     /// # Errors
     /// A map that cannot be read. The next pass reads all of them.
     pub fn compare(&mut self) -> Result<bool, ReconcileError> {
-        let (Some(comparison), Some(observed)) = (&mut self.comparison, &self.observed) else {
-            self.comparison = None;
-            return Ok(false);
+        let Some(observed) = &self.observed else {
+            // They are about to be read.
+            self.comparison = Comparison::default();
+            return Ok(true);
         };
-        match comparison.go_on(observed, &self.maps) {
-            Ok(Compared::Same) => return Ok(false),
-            Ok(Compared::AllSame) => self.comparison = None,
-            Ok(Compared::Differs) => {
-                info!("the maps do not hold what was written; reading all of them");
-                self.forget();
-                return Ok(true);
-            }
-            Err(error) => {
-                self.forget();
-                return Err(error.into());
-            }
+        let compared = self.comparison.go_on(observed, &self.maps);
+        if matches!(compared, Ok(false)) {
+            info!("the maps do not hold what was written; reading all of them");
         }
-        Ok(false)
+        if !matches!(compared, Ok(true)) {
+            self.forget();
+        }
+        Ok(compared?)
     }
 
     /// Nobody knows what the maps hold: the next pass reads and compares them in full.
     fn forget(&mut self) {
         self.observed = None;
-        self.comparison = None;
+        self.comparison = Comparison::default();
         self.due = None;
         self.is_tidy = false;
     }
@@ -187,12 +182,7 @@ impl Reconciler {
         // Roles before programs: a packet on an interface without a role is nobody's.
         let operations = plan::interfaces(&wanted_interfaces(roles), self.observed()?);
         self.apply(&operations)?;
-        let devices: Vec<Device> = roles
-            .devices()
-            .into_iter()
-            .map(|device| Device { index: device.index, name: device.name.clone() })
-            .collect();
-        for (device, direction) in self.hooks.ensure(&mut self.ebpf, &devices).await? {
+        for (device, direction) in self.hooks.ensure(&mut self.ebpf, &roles.devices()).await? {
             info!(device, %direction, hook = %self.hooks.hook(), "attached the packet program");
         }
         Ok(())

@@ -12,6 +12,7 @@ use crate::policy::node;
 use crate::policy::state::{Delta, State};
 use crate::problems::Problems;
 use crate::reconcile::{Busy, Reconciler};
+use crate::source::store::Changes;
 use anyhow::Context as _;
 use lb_common::config::Timeouts;
 use std::collections::BTreeSet;
@@ -210,10 +211,12 @@ impl Agent {
         cluster: &mut Cluster,
         memory: &mut Memory,
     ) -> anyhow::Result<Said> {
-        let mut said = Said::AsBefore;
+        // With each look at the node too: who is to speak of a problem may be another.
+        let mut is_said_anew = look.node;
         if look.objects {
-            memory.complaints = cluster.look();
-            said = Said::Anew;
+            let complaints = cluster.look();
+            is_said_anew |= complaints != memory.complaints;
+            memory.complaints = complaints;
         }
         if look.node || memory.roles.is_none() {
             self.look_at_node(reconciler, cluster, memory).await?;
@@ -221,16 +224,19 @@ impl Agent {
             // Somebody may have removed it.
             cluster.publish(&memory.presence)?;
         }
-        let (Some(roles), Some(store)) = (&memory.roles, cluster.store()) else { return Ok(said) };
+        let (Some(roles), Some(store)) = (&memory.roles, cluster.store()) else {
+            return Ok(Said::Anew);
+        };
         memory.has_objects = true;
         let changes = store.take_changes();
+        let is_of_nodes = changes == Changes::Everything;
         let delta = memory.policy.update(store, changes);
         self.name_services(&delta, &memory.policy);
-        let is_said = delta.problems;
-        let left_out_changed = reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
+        is_said_anew |= is_of_nodes || delta.problems;
+        is_said_anew |= reconciler.services(&memory.policy, delta, roles, &memory.busy).await?;
         // Only now: a status tells others that the address is served.
         cluster.report(&memory.policy)?;
-        Ok(if is_said || left_out_changed { Said::Anew } else { said })
+        Ok(if is_said_anew { Said::Anew } else { Said::AsBefore })
     }
 
     /// What does not depend on any object, but for the Node that it is published on.
@@ -325,11 +331,11 @@ enum Said {
 
 /// Goes on with a comparison. The pass that is due after it, if one is: of the node too, which has a map of its own.
 fn compare(reconciler: &mut Reconciler) -> Option<Look> {
-    let is_due = reconciler.compare().unwrap_or_else(|error| {
+    let is_same = reconciler.compare().unwrap_or_else(|error| {
         error!("compare the maps: {error}");
-        true
+        false
     });
-    is_due.then_some(Look { node: true, objects: false })
+    (!is_same).then_some(Look { node: true, objects: false })
 }
 
 /// Waits for a sweep that runs; for ever where none does.

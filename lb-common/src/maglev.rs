@@ -4,6 +4,7 @@
 //! survive its address moving to another holder. So neither the hash nor the sizes may change between releases
 //! that are to run side by side.
 
+use crate::addr::Port;
 use crate::flow::FlowKey;
 
 /// Table sizes, primes. The agent takes the first that is at least 100 times the number of backends, else the last.
@@ -22,6 +23,16 @@ pub const fn size_for(backends: usize) -> u32 {
         i += 1;
     }
     SIZES[SIZES.len() - 1]
+}
+
+/// Hash of a connection, from the tuple as the client sends it. With affinity the client's port does not count.
+#[inline(always)]
+pub const fn hash_of(flow: &FlowKey, affinity: bool) -> u32 {
+    let mut flow = *flow;
+    if affinity {
+        flow.source_port = Port::new(0);
+    }
+    hash(&flow)
 }
 
 /// Hash of a connection, from the tuple as the client sends it.

@@ -66,9 +66,11 @@ reasons! {
     4 ReplyTranslated Forward "reply_translated" "Backend to client: source rewritten to the address on egress, after the stack has routed it."
     5 HolderForward Forward "holder_forward" "Recognised as another holder's forward to a pod of this node; remembered, bytes untouched."
     6 HolderReply Forward "holder_reply" "A pod's answer to another holder's forward: marked, so that the routing rule leads it back there."
+    7 ForwardIcmpError Forward "forward_icmp_error" "An ICMP error about an answer that a backend had sent from the address: led to the backend, with the quoted packet as the backend knows it."
+    8 ReplyIcmpError Forward "reply_icmp_error" "An ICMP error about a client's packet, from a backend or on the way to it: led to the client, with the quoted packet as the client knows it."
 
     16 PassNotIpv4 Pass "pass_not_ipv4" "Not an IPv4 packet."
-    17 PassOtherProtocol Pass "pass_other_protocol" "IPv4, but neither TCP nor UDP."
+    17 PassOtherProtocol Pass "pass_other_protocol" "IPv4, but neither TCP nor UDP, nor an ICMP error about a connection of ours."
     18 PassShort Pass "pass_short" "Too short for the headers it announces; the stack drops it."
     19 PassForeign Pass "pass_foreign" "No service, flow or endpoint of ours."
     20 PassOwnSocket Pass "pass_own_socket" "To a served port, but part of a connection that this node itself has open."

@@ -30,8 +30,23 @@ impl ServiceKey {
 pub struct Service {
     /// Index into `rings` and `service_stats`, below [`crate::limits::SERVICES`].
     pub id: u32,
-    /// Reserved for per-service choices (direct return, affinity); zero today.
-    pub flags: u32,
+    flags: u32,
+}
+
+impl Service {
+    const AFFINITY: u32 = 1;
+
+    /// A served port.
+    #[inline(always)]
+    pub const fn new(id: u32, affinity: bool) -> Self {
+        Self { id, flags: if affinity { Self::AFFINITY } else { 0 } }
+    }
+
+    /// Whether all connections of a client's address get one backend, as long as it takes new ones.
+    #[inline(always)]
+    pub const fn has_affinity(&self) -> bool {
+        self.flags & Self::AFFINITY != 0
+    }
 }
 
 /// Value of a ring, the Maglev table of one served port: two tables, laid side by side, of which one is in use. The other

@@ -51,13 +51,13 @@ pub(crate) fn leaving(parsed: &Parsed) -> Step<Plan> {
 }
 
 /// A reply entry, and which table it is in.
-struct Found {
-    entry: reply::Entry,
+pub(crate) struct Found {
+    pub(crate) entry: reply::Entry,
     is_established: bool,
 }
 
 #[inline(always)]
-fn find(key: &FlowKey) -> Option<Found> {
+pub(crate) fn find(key: &FlowKey) -> Option<Found> {
     if let Some(entry) = reply::established(key) {
         return Some(Found { entry, is_established: true });
     }

@@ -20,6 +20,7 @@ mod config;
 mod flow;
 mod forward;
 mod holder;
+mod icmp;
 mod interface;
 mod open;
 mod outcome;
@@ -34,6 +35,7 @@ mod ring;
 mod service;
 mod sieve;
 mod socket;
+mod wire;
 
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use outcome::Outcome;

@@ -84,7 +84,7 @@ fn of_service(
 
 /// The flow's backend, while it still serves the generation that the flow was given.
 #[inline(always)]
-fn serving(flow: &Flow) -> Option<Backend> {
+pub(crate) fn serving(flow: &Flow) -> Option<Backend> {
     backend::get(flow.backend).filter(|backend| backend.serves(flow.generation))
 }
 
@@ -175,7 +175,7 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
     if table.size == 0 {
         return refuse(Reason::RejectNoEndpoint);
     }
-    let place = Place { key: parsed.key, service: service.id, table, now };
+    let place = Place { key: parsed.key, service, table, now };
     let id = find_free(&place);
     match backend::get(id) {
         Some(backend) if id != 0 => ControlFlow::Continue((id, backend)),
@@ -186,7 +186,7 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
 /// Where a choice begins.
 struct Place {
     key: FlowKey,
-    service: u32,
+    service: Service,
     table: ring::Table,
     now: u32,
 }
@@ -194,7 +194,7 @@ struct Place {
 /// The id of the backend, 0 for none. A function of its own, so that the verifier walks its loop once.
 #[inline(never)]
 fn find_free(place: &Place) -> u32 {
-    let mut hash = maglev::hash(&place.key);
+    let mut hash = maglev::hash_of(&place.key, place.service.has_affinity());
     for _ in 0..TRIES {
         let id = place.table.backend(maglev::index(hash, place.table.size)).unwrap_or(0);
         if is_free(place, id) {
@@ -210,7 +210,7 @@ fn find_free(place: &Place) -> u32 {
 #[inline(always)]
 fn is_free(place: &Place, id: u32) -> bool {
     match backend::get(id) {
-        Some(backend) if backend.takes_new_flows() && backend.service == place.service => {
+        Some(backend) if backend.takes_new_flows() && backend.service == place.service.id => {
             let reply = place.key.with_destination(backend.address, backend.port).reversed();
             reply::claim(&reply, &place.key, place.now)
         }

@@ -3,6 +3,7 @@
 use crate::{
     outcome::{Step, pass},
     packet::{ETH_LEN, IPV4_LEN, Packet, TCP_LEN, UDP_LEN},
+    wire::{Frame, Ipv4Header, L4Head, TcpRest},
 };
 use core::ops::ControlFlow;
 use lb_common::{
@@ -15,58 +16,6 @@ const ETHER_TYPE_IPV4: u16 = 0x0800;
 
 /// How far behind the expected acknowledgement a third packet may be: data of a Fast Open server, in bytes.
 const ACK_WINDOW: u32 = 1 << 20;
-
-// The header structs are bytes, aligned to two: frames lie at even addresses, and the BPF backend reads a byte at a
-// time what may lie anywhere.
-
-/// Ethernet and IPv4 headers as they lie in the packet (RFC 894, RFC 791).
-#[derive(Clone, Copy)]
-#[repr(C, align(2))]
-struct Frame {
-    destination_mac: [u8; 6],
-    source_mac: [u8; 6],
-    ether_type: [u8; 2],
-    ip: Ipv4Header,
-}
-
-/// RFC 791, section 3.1, without options.
-#[derive(Clone, Copy)]
-#[repr(C, align(2))]
-struct Ipv4Header {
-    version_ihl: u8,
-    tos: u8,
-    total_length: [u8; 2],
-    id: [u8; 2],
-    fragment: [u8; 2],
-    ttl: u8,
-    protocol: u8,
-    checksum: [u8; 2],
-    source: [u8; 4],
-    destination: [u8; 4],
-}
-
-/// The first eight bytes of TCP (RFC 9293) and all of UDP (RFC 768).
-#[derive(Clone, Copy)]
-#[repr(C, align(2))]
-struct L4Head {
-    source_port: [u8; 2],
-    destination_port: [u8; 2],
-    /// TCP: sequence number. UDP: length and checksum.
-    word: [u8; 4],
-}
-
-/// The rest of TCP, without options.
-#[derive(Clone, Copy)]
-#[repr(C, align(2))]
-struct TcpRest {
-    acknowledgement: [u8; 4],
-    offset: u8,
-    flags: u8,
-    window: [u8; 2],
-    checksum: [u8; 2],
-    /// Of no interest, but it has to be there.
-    urgent: [u8; 2],
-}
 
 /// What one packet says.
 #[derive(Clone, Copy)]
@@ -96,6 +45,19 @@ pub(crate) struct Ip {
 }
 
 impl Ip {
+    /// What a header says, right or not.
+    #[inline(always)]
+    pub(crate) fn new(header: &Ipv4Header) -> Self {
+        Self {
+            tos: header.tos,
+            ttl: header.ttl,
+            checksum: u16::from_ne_bytes(header.checksum),
+            total_length: u16::from_be_bytes(header.total_length),
+            header_length: header.length(),
+            fragment: u16::from_be_bytes(header.fragment),
+        }
+    }
+
     #[inline(always)]
     pub(crate) fn dont_fragment(&self) -> bool {
         self.fragment & 0x4000 != 0
@@ -185,18 +147,10 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
         return pass(Reason::PassNotIpv4);
     }
     let frame = read_frame(packet)?;
-    let header_length = (frame.ip.version_ihl & 0x0f) * 4;
-    if frame.ip.version_ihl >> 4 != 4 || header_length < IPV4_LEN as u8 {
+    if frame.ip.version() != 4 || frame.ip.length() < IPV4_LEN as u8 {
         return pass(Reason::PassNotIpv4);
     }
-    let ip = Ip {
-        tos: frame.ip.tos,
-        ttl: frame.ip.ttl,
-        checksum: u16::from_ne_bytes(frame.ip.checksum),
-        total_length: u16::from_be_bytes(frame.ip.total_length),
-        header_length,
-        fragment: u16::from_be_bytes(frame.ip.fragment),
-    };
+    let ip = Ip::new(&frame.ip);
     let protocol = Protocol::new(frame.ip.protocol);
     if protocol != Protocol::TCP && protocol != Protocol::UDP {
         return pass(Reason::PassOtherProtocol);
@@ -216,6 +170,16 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
         checksum,
         tcp,
     })
+}
+
+/// Whether it is ICMP. Asked before all else is parsed, since little of that matters for it.
+#[inline(always)]
+pub(crate) fn is_icmp(packet: &Packet<'_>) -> bool {
+    /// The time to live and the protocol.
+    const PROTOCOL: usize = ETH_LEN + 8;
+    packet.ether_type() == ETHER_TYPE_IPV4
+        && !packet.is_tagged()
+        && packet.read::<[u8; 2]>(PROTOCOL).is_some_and(|word| word[1] == Protocol::ICMP.number())
 }
 
 /// Whether it is an ICMP redirect (RFC 792, type 5), without IP options, as the kernel sends them.

@@ -1,11 +1,11 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, backend, config, forward, holder, interface,
+    account, answer, backend, config, forward, holder, icmp, interface,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
-    parse::{Parsed, is_icmp_redirect, parse},
+    parse::{Parsed, is_icmp, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
     reject,
 };
@@ -46,6 +46,9 @@ fn ended(walk: Step<Outcome>) -> Outcome {
 #[inline(always)]
 fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     let roles = interface::roles(packet)?;
+    if is_icmp(packet) {
+        return icmp::coming(packet, roles);
+    }
     let parsed = parse(packet)?;
     if parsed.ip.is_later_fragment() {
         return pass(Reason::PassFragment);
@@ -71,6 +74,9 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
     }
     let roles = interface::roles(packet)?;
     if roles.is(Interface::UPLINK) {
+        if is_icmp(packet) {
+            return icmp::leaving(packet);
+        }
         let parsed = parse(packet)?;
         if parsed.ip.is_later_fragment() {
             return pass(Reason::PassFragment);

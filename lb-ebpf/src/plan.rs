@@ -62,11 +62,17 @@ pub(crate) fn commit(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> Outco
     if !rewrite::apply(packet, parsed, plan) {
         return Outcome::Dropped(Reason::DropRewrite);
     }
-    config::set_mark_byte(packet, plan.exit.mark);
-    if plan.exit.interface == 0 {
-        Outcome::Next(plan.reason)
-    } else if forward::redirect(plan.exit.interface, plan.exit.next_hop) {
-        Outcome::Redirected(plan.reason)
+    leave(packet, plan.exit, plan.reason)
+}
+
+/// Sends a packet that is rewritten on its way.
+#[inline(always)]
+pub(crate) fn leave(packet: &Packet<'_>, exit: Exit, reason: Reason) -> Outcome {
+    config::set_mark_byte(packet, exit.mark);
+    if exit.interface == 0 {
+        Outcome::Next(reason)
+    } else if forward::redirect(exit.interface, exit.next_hop) {
+        Outcome::Redirected(reason)
     } else {
         Outcome::Dropped(Reason::DropRewrite)
     }

@@ -127,7 +127,7 @@ fn replace_l4(packet: &Packet<'_>, parsed: &Parsed, from: u64, to: u64, flags: u
 
 /// What replacing `old` by `new` adds to a one's complement sum (RFC 1624, equation 3), as 32 bits.
 #[inline(always)]
-fn difference(old: u32, new: u32) -> u32 {
+pub(crate) fn difference(old: u32, new: u32) -> u32 {
     let sum = u64::from(!old) + u64::from(new);
     #[expect(clippy::cast_possible_truncation, reason = "the carry has been added")]
     let folded = (sum + (sum >> 32)) as u32;

@@ -1,4 +1,7 @@
-// The binaries of a real Kubernetes control plane, built from source for the tests: testbed/src/kubernetes/binaries.rs.
+// The programs of a real Kubernetes, built from source for the tests by testbed/src/kubernetes/build.rs.
+//
+// Another release: change `k8s.io/kubernetes v1.N.P` and each `v0.N.P` below to it, then `go mod tidy`. `k8s-openapi` of the
+// workspace should know v1_N.
 module reweave-lb/testbed/kubernetes
 
 go 1.26.0

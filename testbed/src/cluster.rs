@@ -22,6 +22,7 @@ pub struct Cluster {
 pub struct Service {
     name: String,
     address: Ipv4Addr,
+    affinity: &'static str,
     ports: Vec<Port>,
 }
 
@@ -50,7 +51,13 @@ pub struct Endpoint {
 impl Service {
     /// Without ports yet.
     pub fn new(name: &str, address: Ipv4Addr) -> Self {
-        Self { name: name.to_owned(), address, ports: Vec::new() }
+        Self { name: name.to_owned(), address, affinity: "None", ports: Vec::new() }
+    }
+
+    /// With session affinity by the client's address.
+    #[must_use]
+    pub fn sticky(self) -> Self {
+        Self { affinity: "ClientIP", ..self }
     }
 
     /// With a TCP port that leads to the pods' `target`.
@@ -71,11 +78,11 @@ impl Service {
     }
 
     fn manifest(&self) -> String {
-        let Self { name, address, ports } = self;
+        let Self { name, address, affinity, ports } = self;
         let mut text = format!(
             "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\n  namespace: {NAMESPACE}\nspec:\n  \
              type: LoadBalancer\n  loadBalancerClass: reweave.levk.dev/node-address\n  loadBalancerIP: {address}\n  \
-             ports:\n"
+             sessionAffinity: {affinity}\n  ports:\n"
         );
         for Port { protocol, port, target } in ports {
             let name = port_name(protocol, *port);

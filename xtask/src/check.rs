@@ -1,6 +1,6 @@
-//! `cargo xtask check`: formatting, generated documents and lints.
+//! `cargo xtask check`: formatting, generated documents, the chart, and lints.
 
-use crate::{bpf_toolchain, generate, setup, sh};
+use crate::{bpf_toolchain, generate, manifests, setup, sh};
 use anyhow::{Result, ensure};
 use std::env::consts::ARCH;
 
@@ -8,8 +8,10 @@ pub(crate) fn run() -> Result<()> {
     setup::run()?;
     sh::say("formatting of every crate");
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
-    sh::say("documents whose content stands in the code");
+    sh::say("documents whose content stands in the code, and the manifests drawn from the chart");
     generate::run(&generate::Args::CHECK)?;
+    sh::say("the chart, and what kustomize makes of its manifests");
+    manifests::check()?;
     sh::say("lints of the crates for the host, their tests included");
     sh::run(sh::cargo().args(["clippy", "--all-targets", "--", "--deny", "warnings"]))?;
     sh::say("lints of the packet program, for the BPF target");

@@ -1,6 +1,7 @@
-//! `cargo xtask generate`: the documents whose content stands in the code, `docs/reasons.md` and `docs/maps.md`.
+//! `cargo xtask generate`: the documents whose content stands in the code, `docs/reasons.md` and `docs/maps.md`, and the
+//! manifests that are drawn from the chart.
 
-use crate::sh;
+use crate::{manifests, sh};
 use anyhow::{Context as _, Result, bail};
 use lb_common::addr::Mac;
 use lb_common::backend::Backend;
@@ -32,8 +33,9 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut stale = Vec::new();
-    for (file, text) in [("docs/reasons.md", reasons()), ("docs/maps.md", maps()?)] {
-        let path = sh::workspace().join(file);
+    let documents = [("docs/reasons.md".to_owned(), reasons()), ("docs/maps.md".to_owned(), maps()?)];
+    for (file, text) in documents.into_iter().chain(manifests::all()?) {
+        let path = sh::workspace().join(&file);
         if fs::read_to_string(&path).is_ok_and(|found| found == text) {
             continue;
         }
@@ -191,7 +193,8 @@ fn all_maps() -> Vec<Map> {
             kind: "hash",
             key: "address, port and protocol (6 TCP, 17 UDP) that this node serves.",
             key_bytes: size_of::<ServiceKey>(),
-            value: "the id, an index into `rings` and `service_stats`.",
+            value: "the id, an index into `rings` and `service_stats`; `flags` 1: all connections of a client's address get one \
+                    backend.",
             value_bytes: size_of::<Service>(),
             limit: limits::SERVICES,
             memory: Memory::Whole { bytes: 903_184 },

@@ -6,9 +6,12 @@ mod build;
 mod check;
 mod demo;
 mod generate;
+mod image;
+mod manifests;
 mod setup;
 mod sh;
 mod test;
+mod tools;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -26,10 +29,12 @@ enum Command {
     Setup,
     /// Build the agent, with the packet program inside: target/release/lb-agent
     Build,
-    /// Formatting and lints of every crate, warnings denied, and generated documents
+    /// Formatting and lints of every crate, warnings denied, generated documents, and the chart
     Check,
-    /// Write the documents whose content stands in the code: docs/reasons.md, docs/maps.md
+    /// Write the documents whose content stands in the code, docs/reasons.md and docs/maps.md, and draw deploy/manifests
     Generate(generate::Args),
+    /// The container image, target/image/reweave-lb.tar, and whether the agent runs from it
+    Image(image::Args),
     /// Every test, as root (asks for sudo if need be)
     Test,
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
@@ -41,10 +46,11 @@ enum Command {
 fn main() -> ExitCode {
     let Args { command } = Args::parse();
     let outcome = match command {
-        Command::Setup => setup::run().map(|()| setup::say_what_kubernetes_needs()),
+        Command::Setup => setup::run().and_then(|()| setup::kubernetes()),
         Command::Build => build::run(),
         Command::Check => check::run(),
         Command::Generate(args) => generate::run(&args),
+        Command::Image(args) => image::run(args),
         Command::Test => test::run(),
         Command::Demo(args) => demo::run(args),
         Command::Bench(args) => bench::run(args),

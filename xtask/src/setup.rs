@@ -34,7 +34,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 
 /// Installs what is missing and says what it did.
 pub(crate) fn run() -> Result<()> {
-    let mut did = programs()?;
+    let mut did = need(&PROGRAMS)?;
     let (toolchain, installed) = toolchain()?;
     did |= installed;
     did |= linker(&toolchain)?;
@@ -48,22 +48,40 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Only tests on a real Kubernetes API need Go: nothing is installed for them, and demo and build do without.
-pub(crate) fn say_what_kubernetes_needs() {
-    match Binaries::can_be_had() {
-        Ok(()) => say("a Kubernetes API for tests is at hand, or can be built by Go"),
-        Err(reason) => say(&format!("tests on a Kubernetes API will be skipped: {reason}")),
+/// Go, which builds what tests on a Kubernetes API run. Demo and build do without it, so that a machine which cannot have
+/// it is no failure here.
+pub(crate) fn kubernetes() -> Result<()> {
+    let Err(reason) = Binaries::can_be_had() else { return Ok(()) };
+    if find_program("go").is_none() && find_program("apt-get").is_some() {
+        refresh_lists()?;
+        if packaged_go_is_new_enough() {
+            say("tests on a Kubernetes API need Go");
+            return install(&["golang-go"]);
+        }
     }
+    say(&format!("tests on a Kubernetes API will be skipped: {reason}"));
+    Ok(())
 }
 
-/// Whether anything had to be installed; so for the other steps.
-fn programs() -> Result<bool> {
-    let missing: Vec<_> = PROGRAMS.iter().filter(|(program, _)| find_program(program).is_none()).collect();
+/// Whether the distribution's Go fetches the release that the module of the tests asks for: those since 1.21 do.
+fn packaged_go_is_new_enough() -> bool {
+    let known = sh::output(Command::new("apt-cache").args(["show", "--no-all-versions", "golang-go"]));
+    let known = known.unwrap_or_default();
+    let version = known.lines().find_map(|line| line.strip_prefix("Version: "));
+    version.is_some_and(|version| {
+        sh::succeeds(Command::new("dpkg").args(["--compare-versions", version, "ge", "2:1.21~"]))
+    })
+}
+
+/// Installs these programs where they are missing: each with the packages that may have it. Whether anything had to be
+/// installed; so for the other steps.
+pub(crate) fn need(programs: &[(&str, &[&str])]) -> Result<bool> {
+    let missing: Vec<_> = programs.iter().filter(|(program, _)| find_program(program).is_none()).collect();
     if missing.is_empty() {
         return Ok(false);
     }
     let names: Vec<_> = missing.iter().map(|(program, _)| *program).collect();
-    say(&format!("tests and demo need {}", names.join(", ")));
+    say(&format!("missing: {}", names.join(", ")));
     if find_program("apt-get").is_none() {
         bail!(
             "install these with your distribution's package manager, then run this again: {}",

@@ -14,6 +14,7 @@ use testbed::skip;
 
 pub(crate) fn run() -> Result<()> {
     setup::run()?;
+    setup::kubernetes()?;
     build::agent()?;
     build_kubernetes();
     sh::say("building the tests");

@@ -3,7 +3,7 @@
 use super::node_args::NodeArgs;
 use super::render::{Column, Look, Row, words};
 use crate::node;
-use crate::node::preflight::{Check, Options, Verdict, check};
+use crate::node::preflight::{Check, Options, Verdict, check, may_come};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
@@ -14,6 +14,10 @@ pub struct Args {
     look: Look,
     #[command(flatten)]
     node: NodeArgs,
+    /// Do not fail where only that is missing which may still come by itself, as the CNI's devices do after a boot:
+    /// `run` waits for it
+    #[arg(long)]
+    allow_pending: bool,
 }
 
 #[derive(Serialize)]
@@ -43,6 +47,7 @@ impl Row for Line {
 /// When a check failed, or none could be made.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = Options {
+        pins: args.look.pins().root().to_owned(),
         roles: args.node.role_options(),
         return_path: args.node.return_path(),
         service_ports: service_ports(&args.look),
@@ -53,7 +58,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let handle = node::connect().context("cannot ask the kernel about its network")?;
         anyhow::Ok(check(&handle, &options).await)
     })?;
-    let failed = checks.iter().filter(|check| check.verdict == Verdict::Fail).count();
+    let counts = |check: &&Check| check.verdict == Verdict::Fail && !(args.allow_pending && may_come(check));
+    let failed = checks.iter().filter(counts).count();
     let total = checks.len();
     let lines: Vec<Line> = checks.into_iter().map(Line::from).collect();
     args.look.print_rows(&lines)?;

@@ -12,8 +12,8 @@ use crate::health::Health;
 use crate::http;
 use crate::lock::Lock;
 use crate::metrics;
+use crate::node;
 use crate::node::preflight::{self, Check, Verdict};
-use crate::node::{self, sysctl};
 use crate::policy::extend;
 use crate::reconcile::Reconciler;
 use crate::report::kubernetes::Reporter;
@@ -208,12 +208,17 @@ async fn start(args: Args) -> anyhow::Result<()> {
         Some(path) => (open_directory(path, &node)?, None),
         None => connect(kubeconfig.as_deref(), &node, Duration::from_secs(api_silence)).await?,
     };
-    let (pins, state_dir) = (datapath.pins(), datapath.state_dir);
+    let (pins, sysctls, state_dir) = (datapath.pins(), datapath.sysctls(), datapath.state_dir);
     let _lock = Lock::take(&state_dir)?;
     let netlink = node::connect().context("open a netlink socket")?;
     let (roles, return_path, timeouts) =
         (node_args.role_options(), node_args.return_path(), timeouts.timeouts());
-    let options = preflight::Options { roles: roles.clone(), return_path, service_ports: Vec::new() };
+    let options = preflight::Options {
+        pins: pins.root().to_owned(),
+        roles: roles.clone(),
+        return_path,
+        service_ports: Vec::new(),
+    };
     heed(&preflight::check(&netlink, &options).await)?;
     let config = Config {
         mark_shift: return_path.mark_shift,
@@ -234,7 +239,6 @@ async fn start(args: Args) -> anyhow::Result<()> {
         Attach::Clsact => Hook::Clsact,
     };
     let hooks = Hooks::new(pins.clone(), &state_dir, hook, netlink.clone());
-    let sysctls = sysctl::Record::new(&state_dir);
     let reconciler = Reconciler::new(ebpf, maps, hooks, netlink, return_path, sysctls);
     let (health, watcher) = watch::channel(Health::default());
     if let Some(address) = listen {

@@ -6,7 +6,9 @@ use super::{clsact, tcx};
 use aya::Ebpf;
 use aya::programs::TcAttachType;
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
+use tracing::info;
 
 /// Which hook of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,15 @@ pub struct Device {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// The programs that it runs.
+    pub directions: &'static [Direction],
+}
+
+impl Device {
+    /// Whether it is among `devices`, with this direction.
+    pub(super) fn is_kept(devices: &[Self], index: u32, direction: Direction) -> bool {
+        devices.iter().any(|device| device.index == index && device.directions.contains(&direction))
+    }
 }
 
 /// Why a program is not where it should be.
@@ -126,7 +137,7 @@ impl Hooks {
         self.hook
     }
 
-    /// Makes these devices, and no others, run the programs of `ebpf`, each exactly once, and asks the kernel whether
+    /// Makes these devices, and no others, run their programs of `ebpf`, each exactly once, and asks the kernel whether
     /// they do. What is right already stays as it is. Answers which programs were put in place.
     ///
     /// # Errors
@@ -138,7 +149,7 @@ impl Hooks {
     ) -> Result<Vec<(String, Direction)>, AttachError> {
         let mut done = Vec::new();
         for device in devices {
-            for direction in Direction::ALL {
+            for &direction in device.directions {
                 let new = match self.hook {
                     Hook::Tcx => tcx::ensure(ebpf, &self.pins, device, direction)?,
                     Hook::Clsact => {
@@ -157,7 +168,20 @@ impl Hooks {
         };
         clsact::remove_all(&self.netlink, &self.state, on_clsact).await?;
         tcx::remove_pins(&self.pins, on_tcx)?;
+        self.forget_other_layouts()?;
         Ok(done)
+    }
+
+    /// No program uses them any more: they would hold memory for nothing.
+    fn forget_other_layouts(&self) -> Result<(), AttachError> {
+        let root = self.pins.root().display();
+        for directory in
+            self.pins.other_layouts().map_err(failed(root, "look for maps of another version"))?
+        {
+            info!(directory = %directory.display(), "removed the maps of another version");
+            fs::remove_dir_all(&directory).map_err(failed(directory.display(), "remove"))?;
+        }
+        Ok(())
     }
 
     /// Takes every program of ours off every hook. Answers what was removed.

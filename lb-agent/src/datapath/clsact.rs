@@ -162,7 +162,7 @@ fn options(message: &TcMessage) -> impl Iterator<Item = &TcOption> {
     })
 }
 
-/// Takes our filters off every interface but these, and the qdiscs that we added, unless others use them. Answers what
+/// Takes our filters off every interface but these devices', and the qdiscs that we added, unless others use them. Answers what
 /// went.
 pub(super) async fn remove_all(
     netlink: &rtnetlink::Handle,
@@ -172,12 +172,13 @@ pub(super) async fn remove_all(
     let mut removed = Vec::new();
     let interfaces = nix::net::if_::if_nameindex().map_err(failed("interfaces", "list"))?;
     for interface in &interfaces {
-        if keep.iter().any(|device| device.index == interface.index()) {
-            continue;
-        }
         let name = interface.name().to_string_lossy().into_owned();
         let mut others = false;
         for direction in Direction::ALL {
+            if Device::is_kept(keep, interface.index(), direction) {
+                others = true;
+                continue;
+            }
             for message in filters(netlink, interface.index(), direction).await? {
                 if priority(&message) == PRIORITY && program_id(&message).is_none() {
                     // Each priority also has a line of its own, without a program.
@@ -200,7 +201,7 @@ pub(super) async fn remove_all(
             remove_qdisc(&name, interface.index(), netlink).await?;
             removed.push(format!("clsact qdisc {name}"));
         }
-        if note.exists() {
+        if note.exists() && !keep.iter().any(|device| device.index == interface.index()) {
             fs::remove_file(&note).map_err(failed(note.display(), "remove the note"))?;
         }
     }

@@ -262,6 +262,16 @@ impl Maps {
         Ok(slots.into_iter().map(|(_, backend)| backend).collect())
     }
 
+    /// Up to `count` slots from this one on, by id.
+    pub fn backends_from(&self, first: u32, count: u32) -> Result<Vec<Backend>, MapsError> {
+        let Map::Array(data) = &self.backends else { return Err(MapsError::Missing { name: "backends" }) };
+        sys::read_array(data.fd().as_fd(), first, count).map_err(|source| MapsError::Batch {
+            name: "backends",
+            action: "read",
+            source,
+        })
+    }
+
     /// Writes a slot.
     pub fn set_backend(&mut self, id: u32, backend: &Backend) -> Result<(), MapsError> {
         self.sieve.set(Bit::of_backend(backend.port))?;

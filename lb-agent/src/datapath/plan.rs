@@ -17,7 +17,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::Ipv4Addr;
 
 mod compare;
-pub use compare::{Compared, Comparison};
+pub use compare::Comparison;
 
 /// One change of one map.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -354,7 +354,7 @@ fn serve(key: &ServiceKey, wanted: &WantedService, known: Option<&Service>, obse
     if known.is_none() || observed.rings.get(&id) != Some(&digest(&ring)) {
         plan.operations.push(Operation::SetRing(id, ring));
     }
-    let service = Service { id, flags: 0 };
+    let service = Service::new(id, wanted.affinity);
     if known != Some(&service) {
         plan.operations.push(Operation::SetService(*key, service));
     }
@@ -473,6 +473,7 @@ mod tests {
             namespace: "default".to_owned(),
             name: "web".to_owned(),
             port_name: String::new(),
+            affinity: false,
             backends: backends.to_vec(),
         }
     }

@@ -56,36 +56,69 @@ pub(super) fn read_all<K: aya::Pod + Default, V: aya::Pod + Default>(
     // The position is a u32 for hash maps and a key (u32 too) for array maps.
     let mut position: Option<u32> = None;
     loop {
-        let mut next = 0_u32;
-        let mut attr = BatchAttr {
-            in_batch: position.as_ref().map_or(0, |p| std::ptr::from_ref(p).expose_provenance() as u64),
-            out_batch: std::ptr::from_mut(&mut next).expose_provenance() as u64,
-            keys: address(&keys),
-            values: address(&values),
-            count: u32::try_from(chunk).unwrap_or(u32::MAX),
-            map_fd: map_fd(map),
-            ..BatchAttr::default()
-        };
-        // SAFETY: keys and values have room for `count` entries of the map's sizes, which the caller's types have.
-        let result = unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) };
-        let last = match result {
-            Ok(_) => false,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+        match read_batch(map, position, &mut keys, &mut values) {
+            Ok(Batch { count, next }) => {
+                all.extend(keys.iter().copied().zip(values.iter().copied()).take(count));
+                match next {
+                    Some(next) => position = Some(next),
+                    None => return Ok(all),
+                }
+            }
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && chunk < (1 << 24) => {
                 chunk *= 2;
                 keys.resize(chunk, K::default());
                 values.resize(chunk, V::default());
-                continue;
             }
             Err(error) => return Err(error),
-        };
-        let count = attr.count as usize;
-        all.extend(keys.iter().copied().zip(values.iter().copied()).take(count));
-        if last {
-            return Ok(all);
         }
-        position = Some(next);
     }
+}
+
+/// Up to `count` values of an array map, from the index `first` on.
+pub(super) fn read_array<V: aya::Pod + Default>(
+    map: BorrowedFd<'_>,
+    first: u32,
+    count: u32,
+) -> io::Result<Vec<V>> {
+    let mut keys = vec![0_u32; count as usize];
+    let mut values = vec![V::default(); count as usize];
+    let Batch { count, next: _ } = read_batch(map, first.checked_sub(1), &mut keys, &mut values)?;
+    values.truncate(count);
+    Ok(values)
+}
+
+/// What a batch came to.
+struct Batch {
+    /// How many were read.
+    count: usize,
+    /// Where the next batch goes on; none after the last.
+    next: Option<u32>,
+}
+
+/// Reads as many entries as there is room for, from behind a position on.
+fn read_batch<K: aya::Pod, V: aya::Pod>(
+    map: BorrowedFd<'_>,
+    position: Option<u32>,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<Batch> {
+    let mut next = 0_u32;
+    let mut attr = BatchAttr {
+        in_batch: position.as_ref().map_or(0, |p| std::ptr::from_ref(p).expose_provenance() as u64),
+        out_batch: std::ptr::from_mut(&mut next).expose_provenance() as u64,
+        keys: keys.as_mut_ptr().expose_provenance() as u64,
+        values: values.as_mut_ptr().expose_provenance() as u64,
+        count: u32::try_from(keys.len().min(values.len())).unwrap_or(u32::MAX),
+        map_fd: map_fd(map),
+        ..BatchAttr::default()
+    };
+    // SAFETY: keys and values have room for `count` entries of the map's sizes, which the caller's types have.
+    let next = match unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) } {
+        Ok(_) => Some(next),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => None,
+        Err(error) => return Err(error),
+    };
+    Ok(Batch { count: attr.count as usize, next })
 }
 
 /// Writes every pair.

@@ -19,6 +19,13 @@ fn pin_path(pins: &Pins, index: u32, direction: Direction) -> PathBuf {
     pins.links().join(format!("{index}-{direction}"))
 }
 
+/// Whether a pin of this name is one of these devices', for a direction.
+fn is_pin_of(name: &str, devices: &[Device], direction: Direction) -> bool {
+    name.strip_suffix(&format!("-{direction}"))
+        .and_then(|index| index.parse().ok())
+        .is_some_and(|index| Device::is_kept(devices, index, direction))
+}
+
 /// Makes the device run the program of `ebpf`, once. Answers whether anything had to be done.
 pub(super) fn ensure(
     ebpf: &mut Ebpf,
@@ -119,7 +126,7 @@ fn detach_links(device: &Device, programs: &[u32]) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Removes the links of every interface but these. Answers which.
+/// Removes every link but these devices'. Answers which.
 pub(super) fn remove_pins(pins: &Pins, keep: &[Device]) -> Result<Vec<String>, AttachError> {
     let directory = pins.links();
     let entries = match fs::read_dir(&directory) {
@@ -131,8 +138,7 @@ pub(super) fn remove_pins(pins: &Pins, keep: &[Device]) -> Result<Vec<String>, A
     for entry in entries {
         let entry = entry.map_err(failed(directory.display(), "list the links"))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let index = name.split('-').next().and_then(|index| index.parse().ok());
-        if keep.iter().any(|device| Some(device.index) == index) {
+        if Direction::ALL.into_iter().any(|direction| is_pin_of(&name, keep, direction)) {
             continue;
         }
         fs::remove_file(entry.path()).map_err(failed(entry.path().display(), "remove the link"))?;

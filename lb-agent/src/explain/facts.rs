@@ -178,7 +178,8 @@ pub fn choices(copies: &Copies, key: &FlowKey, goes_to: Option<SocketAddrV4>) ->
     let Some(ring) = copies.ring.as_ref().filter(|ring| !ring.is_empty()) else { return Vec::new() };
     let size = u32::try_from(ring.len()).unwrap_or(u32::MAX);
     let mut choices: Vec<Choice> = Vec::new();
-    let mut hash = maglev::hash(key);
+    let has_affinity = copies.service.is_some_and(|(_, service)| service.has_affinity());
+    let mut hash = maglev::hash_of(key, has_affinity);
     for _ in 0..SHOWN {
         let place = maglev::index(hash, size);
         let slot = ring.get(place as usize).copied().unwrap_or(0);

@@ -1,5 +1,6 @@
 //! A node's interfaces: what the kernel lists, which addresses are the host's, which device plays which role.
 
+use crate::datapath::attach::{Device, Direction};
 use futures::TryStreamExt as _;
 use glob::Pattern;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
@@ -253,12 +254,18 @@ pub struct Roles {
 }
 
 impl Roles {
-    /// Every device once, with any role.
-    pub fn devices(&self) -> Vec<&Interface> {
-        let mut devices: Vec<&Interface> =
-            self.uplink.iter().chain([&self.pods]).chain(&self.overlay).collect();
-        devices.sort_by_key(|i| i.index);
-        devices.dedup_by_key(|i| i.index);
+    /// Every device once, with any role, and the programs that it runs.
+    pub fn devices(&self) -> Vec<Device> {
+        let both = self.uplink.iter().chain([&self.pods]).map(|device| (device, &Direction::ALL[..]));
+        // What leaves by a port of the bridge has passed the bridge's own hook, or was never routed here.
+        let ports = self.overlay.iter().map(|device| (device, &[Direction::Ingress][..]));
+        let mut devices: Vec<Device> = both
+            .chain(ports)
+            .map(|(device, directions)| Device { index: device.index, name: device.name.clone(), directions })
+            .collect();
+        // A device that has another role beside that of a port comes first, with both programs.
+        devices.sort_by_key(|device| device.index);
+        devices.dedup_by_key(|device| device.index);
         devices
     }
 }
@@ -503,7 +510,10 @@ mod tests {
         assert_eq!(roles.pods.name, "weave");
         assert_eq!(names(&roles.overlay), "vethwe-bridge");
         assert_eq!(roles.overlay_address, Ipv4Addr::new(10, 32, 0, 1));
-        assert_eq!(names(roles.devices()), "eth0, weave, vethwe-bridge");
+        let devices = roles.devices();
+        let devices: Vec<_> =
+            devices.iter().map(|device| (device.name.as_str(), device.directions.len())).collect();
+        assert_eq!(devices, [("eth0", 2), ("weave", 2), ("vethwe-bridge", 1)]);
     }
 
     #[test]

@@ -6,17 +6,15 @@ use super::sysctl;
 use nix::sys::{statfs, utsname};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The oldest kernel that the packet programs load on (5.10: the oldest with long support that has what they use).
 const OLDEST_KERNEL: (u32, u32) = (5, 10);
 const BTF: &str = "/sys/kernel/btf/vmlinux";
-const BPFFS: &str = "/sys/fs/bpf";
 
 /// Capability numbers, from `linux/capability.h`.
 const NET_ADMIN: u32 = 12;
 const SYS_ADMIN: u32 = 21;
-const BPF: u32 = 39;
 
 const DEVICES: &str = "devices";
 
@@ -47,6 +45,8 @@ pub struct Check {
 /// What is checked against.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// Where maps and links are to be pinned; it need not exist yet.
+    pub pins: PathBuf,
     /// How the devices are found.
     pub roles: RoleOptions,
     /// Mark, priority and tables.
@@ -59,7 +59,8 @@ pub struct Options {
 struct Facts {
     kernel: String,
     btf: bool,
-    bpffs: bool,
+    /// Where pins go, and whether that is on a BPF file system.
+    bpffs: (PathBuf, bool),
     jit: Option<String>,
     /// The effective set, one bit for each.
     capabilities: Option<u64>,
@@ -112,7 +113,7 @@ async fn gather(handle: &rtnetlink::Handle, options: &Options) -> Facts {
     Facts {
         kernel: utsname::uname().map(|u| u.release().to_string_lossy().into_owned()).unwrap_or_default(),
         btf: Path::new(BTF).exists(),
-        bpffs: statfs::statfs(BPFFS).is_ok_and(|fs| fs.filesystem_type() == statfs::BPF_FS_MAGIC),
+        bpffs: on_bpffs(&options.pins),
         jit: sysctl::read("net/core/bpf_jit_enable").ok(),
         capabilities: effective_capabilities().ok(),
         ip_forward: sysctl::read("net/ipv4/ip_forward").ok(),
@@ -129,6 +130,13 @@ async fn gather(handle: &rtnetlink::Handle, options: &Options) -> Facts {
 
 async fn find_roles(handle: &rtnetlink::Handle, options: &RoleOptions) -> Result<Roles, RolesUnknown> {
     Ok(interfaces::find_roles(&interfaces::list(handle).await?, options)?)
+}
+
+/// The directory nearest to the pins that is there, and whether it is on a BPF file system.
+fn on_bpffs(pins: &Path) -> (PathBuf, bool) {
+    let nearest = pins.ancestors().find(|directory| directory.exists()).unwrap_or(pins);
+    let is_bpffs = statfs::statfs(nearest).is_ok_and(|fs| fs.filesystem_type() == statfs::BPF_FS_MAGIC);
+    (nearest.to_owned(), is_bpffs)
 }
 
 fn effective_capabilities() -> io::Result<u64> {
@@ -156,7 +164,7 @@ fn judge(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![
         kernel(&facts.kernel),
         btf(facts.btf),
-        bpffs(facts.bpffs),
+        bpffs(&facts.bpffs.0, facts.bpffs.1),
         jit(facts.jit.as_deref()),
         capabilities(facts.capabilities),
         devices(&facts.roles),
@@ -209,15 +217,17 @@ fn btf(present: bool) -> Check {
     )
 }
 
-fn bpffs(mounted: bool) -> Check {
+fn bpffs(directory: &Path, is_bpffs: bool) -> Check {
     let name = "bpffs";
-    if mounted {
-        return ok(name, format!("mounted on {BPFFS}"));
+    let directory = directory.display();
+    if is_bpffs {
+        return ok(name, directory.to_string());
     }
     fail(
         name,
-        format!("{BPFFS} is not a BPF file system, so the packet programs would end with the agent"),
-        format!("mount it: mount -t bpf bpf {BPFFS}; in a container, mount the host's {BPFFS} into it"),
+        format!("{directory} is not on a BPF file system, so the packet programs would end with the agent"),
+        "mount it on the node: mount -t bpf bpf /sys/fs/bpf (and in /etc/fstab, so that it stays); in a container, mount \
+         the node's into it and name its place with --bpffs",
     )
 }
 
@@ -246,8 +256,11 @@ fn capabilities(effective: Option<u64>) -> Check {
     if !has(NET_ADMIN) {
         missing.push("CAP_NET_ADMIN");
     }
-    if !has(SYS_ADMIN) && !has(BPF) {
-        missing.push("CAP_SYS_ADMIN or CAP_BPF");
+    if !has(SYS_ADMIN) {
+        // CAP_BPF and CAP_PERFMON load the programs, but only this one opens programs and maps by their ids
+        // (`BPF_PROG_GET_FD_BY_ID`, `BPF_MAP_GET_FD_BY_ID`; seen on 6.18), which is how the agent reads back hooks and
+        // inner maps.
+        missing.push("CAP_SYS_ADMIN");
     }
     if missing.is_empty() {
         return ok(name, "enough to load packet programs and set rules");
@@ -380,9 +393,9 @@ mod tests {
         Facts {
             kernel: "5.10.0-28-cloud-amd64".to_owned(),
             btf: true,
-            bpffs: true,
+            bpffs: ("/sys/fs/bpf".into(), true),
             jit: Some("1".to_owned()),
-            capabilities: Some(1 << NET_ADMIN | 1 << BPF),
+            capabilities: Some(1 << NET_ADMIN | 1 << SYS_ADMIN),
             ip_forward: Some("1".to_owned()),
             roles: Ok(roles()),
             devices: vec![device("weave"), device("eth0")],
@@ -428,9 +441,9 @@ mod tests {
             (|f| f.kernel = "4.19.0".to_owned(), "kernel", Verdict::Fail, "5.10"),
             (|f| f.kernel = "odd".to_owned(), "kernel", Verdict::Warn, "5.10"),
             (|f| f.btf = false, "BTF", Verdict::Fail, "CONFIG_DEBUG_INFO_BTF"),
-            (|f| f.bpffs = false, "bpffs", Verdict::Fail, "mount -t bpf"),
+            (|f| f.bpffs.1 = false, "bpffs", Verdict::Fail, "mount -t bpf"),
             (|f| f.jit = Some("0".to_owned()), "BPF JIT", Verdict::Warn, "bpf_jit_enable=1"),
-            (|f| f.capabilities = Some(1 << BPF), "capabilities", Verdict::Fail, "securityContext"),
+            (|f| f.capabilities = Some(1 << SYS_ADMIN), "capabilities", Verdict::Fail, "securityContext"),
             (|f| f.capabilities = Some(1 << NET_ADMIN), "capabilities", Verdict::Fail, "securityContext"),
             (|f| f.ip_forward = Some("0".to_owned()), "IP forwarding", Verdict::Fail, "ip_forward=1"),
             (

@@ -5,6 +5,10 @@
 //! reverse-path filter of a device is changed, its value is written to a file, which outlives the agent (and, below
 //! `/run`, goes with the values themselves when the machine restarts). [`Record::restore`] puts it back, unless
 //! someone else has changed the value since.
+//!
+//! Values are read below `/proc/sys`. They are written below a path of the caller's choice: a container's own `/proc/sys`
+//! is read-only unless the container is privileged, and the node's, mounted elsewhere, is the same tree. Which
+//! namespace it speaks of is decided by the thread that opens a file, not by the mount.
 
 use super::interfaces::Interface;
 use serde::{Deserialize, Serialize};
@@ -17,6 +21,9 @@ use std::path::{Path, PathBuf};
 /// Where the record is kept, unless told otherwise. Each agent of a machine needs a directory of its own.
 pub const DEFAULT_STATE_DIRECTORY: &str = "/run/reweave-lb";
 const RECORD: &str = "sysctls.json";
+
+/// Where sysctls are read, and written unless told otherwise.
+pub const DEFAULT_PROC_SYS: &str = "/proc/sys";
 
 /// `rp_filter`: a packet's source need not be reachable through the interface that it came in on.
 pub const LOOSE: u8 = 2;
@@ -35,10 +42,15 @@ pub enum Error {
         source: io::Error,
     },
     /// A value cannot be written.
-    #[error("cannot set the sysctl {key} to {value}: {source}. In a container, /proc/sys must be writable")]
+    #[error(
+        "cannot set the sysctl {key} to {value} below {}: {source}. In a container, mount the node's /proc/sys/net \
+         elsewhere, writable, and name the place with --proc-sys", proc_sys.display()
+    )]
     Write {
-        /// Its path below `/proc/sys`.
+        /// Its path below `proc_sys`.
         key: String,
+        /// Where it was written.
+        proc_sys: PathBuf,
         /// The value.
         value: String,
         /// Why.
@@ -80,26 +92,10 @@ pub enum Error {
 /// There is no such sysctl in this namespace, or it cannot be read.
 pub fn read(key: &str) -> Result<String, Error> {
     // The kernel answers for the namespace of the thread that asks: never from a pool of threads.
-    match fs::read_to_string(path(key)) {
+    match fs::read_to_string(Path::new(DEFAULT_PROC_SYS).join(key)) {
         Ok(value) => Ok(value.trim_end().to_owned()),
         Err(source) => Err(Error::Read { key: key.to_owned(), source }),
     }
-}
-
-/// Writes a value.
-///
-/// # Errors
-/// There is no such sysctl in this namespace, or it cannot be written.
-pub fn write(key: &str, value: &str) -> Result<(), Error> {
-    fs::write(path(key), value).map_err(|source| Error::Write {
-        key: key.to_owned(),
-        value: value.to_owned(),
-        source,
-    })
-}
-
-fn path(key: &str) -> PathBuf {
-    Path::new("/proc/sys").join(key)
 }
 
 fn rp_filter_key(device: &str) -> String {
@@ -169,12 +165,19 @@ type Entries = BTreeMap<String, Entry>;
 #[derive(Clone, Debug)]
 pub struct Record {
     directory: PathBuf,
+    proc_sys: PathBuf,
 }
 
 impl Record {
     /// The record in this directory, which need not exist yet.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into() }
+        Self { directory: directory.into(), proc_sys: DEFAULT_PROC_SYS.into() }
+    }
+
+    /// The same record, but values are written below this path.
+    #[must_use]
+    pub fn written_below(self, proc_sys: impl Into<PathBuf>) -> Self {
+        Self { proc_sys: proc_sys.into(), ..self }
     }
 
     /// Makes the reverse-path filter loose on those of the devices where it is strict; says what was changed.
@@ -194,7 +197,7 @@ impl Record {
             entries.insert(key.clone(), Entry { original: from.clone(), ours: to.clone() });
             // First the record: if we are stopped between the two, there is nothing to restore, and restore sees that.
             self.save(&entries)?;
-            write(&key, &to)?;
+            self.write(&key, &to)?;
             changes.push(Change { key, from, to });
         }
         Ok(changes)
@@ -209,7 +212,7 @@ impl Record {
         for (key, Entry { original, ours }) in self.load()? {
             // A device that is gone took its values along; a value that differs is someone else's by now.
             if read(&key).is_ok_and(|value| value == ours) {
-                write(&key, &original)?;
+                self.write(&key, &original)?;
                 changes.push(Change { key, from: ours, to: original });
             }
         }
@@ -220,6 +223,15 @@ impl Record {
         // Ours alone if it is empty; if not, someone uses it.
         let _ = fs::remove_dir(&self.directory);
         Ok(changes)
+    }
+
+    fn write(&self, key: &str, value: &str) -> Result<(), Error> {
+        fs::write(self.proc_sys.join(key), value).map_err(|source| Error::Write {
+            key: key.to_owned(),
+            proc_sys: self.proc_sys.clone(),
+            value: value.to_owned(),
+            source,
+        })
     }
 
     fn path(&self) -> PathBuf {

@@ -51,6 +51,8 @@ pub struct WantedService {
     pub name: String,
     /// The Service port's name, empty if it has none.
     pub port_name: String,
+    /// Whether all connections of a client get one backend (`sessionAffinity: ClientIP`).
+    pub affinity: bool,
     /// By address and port, each pair once.
     pub backends: Vec<WantedBackend>,
 }
@@ -171,6 +173,7 @@ pub(super) fn serve(
         namespace: service.namespace.clone(),
         name: service.name.clone(),
         port_name: port.name.clone(),
+        affinity: service.affinity,
         backends: backends(self_name, service, port, slices, options),
     }
 }

@@ -37,6 +37,7 @@ pub fn cluster(services: u32, endpoints: u32) -> Cluster {
         ports: vec![ServicePort { name: String::new(), protocol: "TCP".to_owned(), port: 80 }],
         shown: Shown::Nothing,
         is_shown_by_proxy: false,
+        affinity: false,
         deleting: false,
     };
     let endpoint = |s: u32, e: u32| SliceEndpoint {

@@ -87,7 +87,7 @@ impl Datapath {
             (2, service_key(101, 53, Protocol::UDP)),
             (3, service_key(102, 443, Protocol::TCP)),
         ] {
-            maps.services.insert(&key, &Service { id, flags: 0 }).unwrap();
+            maps.services.insert(&key, &Service::new(id, false)).unwrap();
         }
         for (id, service, generation, address, state, local) in [
             (1, 1, 1, [10, 32, 1, 1], BackendState::Active, true),

@@ -27,7 +27,7 @@ fn example() -> Datapath {
     let (client, address) = ([198, 51, 100, 10], [192, 0, 2, 101]);
     let pod = Port::new(8080);
     maps.interfaces.insert(&1, &Interface::UPLINK).unwrap();
-    maps.services.insert(&web(), &Service { id: 1, flags: 0 }).unwrap();
+    maps.services.insert(&web(), &Service::new(1, false)).unwrap();
     let backend = Backend::new(1, 1, Ipv4::new([10, 32, 1, 1]), pod, BackendState::Active, true);
     maps.set_backend(1, &backend).unwrap();
     maps.set_ring(1, &[1, 1, 1]).unwrap();

@@ -6,6 +6,7 @@ use lb_agent::health::Health;
 use lb_agent::{http, metrics};
 use lb_common::addr::{Ipv4, Port, Protocol};
 use lb_common::service::ServiceKey;
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -89,4 +90,24 @@ fn metrics_of_an_agent_whose_maps_are_not_there() {
     let [(status, text)] = ask(Path::new("/nonexistent"), Health::default(), ["/metrics"]);
     assert_eq!(status, 200);
     assert!(text.contains("reweave_lb_ready 0.0\n") && !text.contains("reweave_lb_packets"), "{text}");
+}
+
+/// The chart's dashboard and alerts ask for nothing that is not there.
+#[test]
+fn what_the_chart_asks_for_is_among_the_metrics() {
+    let mut datapath = Datapath::filled();
+    datapath.receive(&crate::datapath::frame(101, 9, Protocol::TCP));
+    let mut health = Health { synced: Some(Instant::now()), ..Health::default() };
+    health.swept.flows = [("established", 1)].into();
+    let [(_, text)] = ask(datapath.directory(), health, ["/metrics"]);
+    let names: BTreeSet<&str> = text.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
+    for file in ["dashboard.json", "rules.yaml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/chart/reweave-lb").join(file);
+        let chart = std::fs::read_to_string(path).unwrap();
+        let words = chart.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let asked: BTreeSet<&str> = words.filter(|word| word.starts_with("reweave_lb_")).collect();
+        assert!(asked.len() > 3, "{file} asks for {asked:?} only");
+        let missing: Vec<_> = asked.difference(&names).collect();
+        assert!(missing.is_empty(), "{file} asks for {missing:?}, which are not in\n{text}");
+    }
 }

@@ -60,3 +60,17 @@ fn flags_reach_the_checks() {
     assert_eq!(verdicts(&output, "devices"), ["fail"]);
     assert_eq!(verdicts(&output, "mark, rules and tables"), ["ok"], "it looks at another byte");
 }
+
+#[test]
+fn devices_of_a_cni_that_has_not_started_yet_can_be_allowed_to_come() {
+    const FORWARDS: &str = "echo 1 > /proc/sys/net/ipv4/ip_forward";
+    let output = preflight(FORWARDS, &["-o", "json"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let output = preflight(FORWARDS, &["-o", "json", "--allow-pending"]);
+    assert_eq!(verdicts(&output, "devices"), ["fail"], "it says so all the same");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+
+    let output = preflight("true", &["-o", "json", "--allow-pending"]);
+    assert_eq!(verdicts(&output, "IP forwarding"), ["fail"]);
+    assert_eq!(output.status.code(), Some(1), "forwarding does not come by itself");
+}

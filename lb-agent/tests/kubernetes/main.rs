@@ -7,6 +7,7 @@
 
 mod identity;
 mod outage;
+mod scale;
 mod serving;
 mod status;
 mod world;

@@ -40,11 +40,7 @@ fn a_status_goes_when_nobody_serves_it_though_no_agent_ran() {
         r#"{"spec":{"type":"ClusterIP","loadBalancerClass":null}}"#,
     ]);
     world.kubectl(&["patch", "service/two", "--patch", r#"{"spec":{"loadBalancerIP":"192.0.2.99"}}"#]);
-    world
-        .node(1)
-        .ip("address del 192.0.2.101/24 dev eth0")
-        .or_else(|_| world.node(1).ip("address del 192.0.2.101/32 dev eth0"))
-        .unwrap();
+    world.node(1).ip("address del 192.0.2.101/32 dev eth0").unwrap();
     world.start_all();
     for name in ["web", "two", "gone"] {
         world.await_shown(name, &Value::Null);

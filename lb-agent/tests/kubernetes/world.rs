@@ -48,7 +48,7 @@ subjects: [{kind: ServiceAccount, name: lb-agent, namespace: kube-system}]
 /// See the module. Everything goes when it is dropped, in this order.
 pub(crate) struct World {
     agents: [Option<Agent>; 3],
-    _servers: Vec<Server>,
+    servers: Vec<Server>,
     pub(crate) pods: Vec<Pod>,
     pub(crate) plane: ControlPlane,
     pub(crate) kubeconfig: PathBuf,
@@ -63,6 +63,10 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.pid().as_raw()
+    }
+
     pub(crate) fn said(&self) -> String {
         self.process.log().unwrap().split_off(self.begin)
     }
@@ -79,7 +83,7 @@ impl World {
         let kubeconfig = plane.service_account("kube-system", "lb-agent", Bound::No).unwrap();
         Some(Self {
             agents: [None, None, None],
-            _servers: Vec::new(),
+            servers: Vec::new(),
             pods: Vec::new(),
             plane,
             kubeconfig,
@@ -100,7 +104,7 @@ impl World {
     pub(crate) fn add_web(&mut self) {
         for node in 1..=3 {
             let pod = self.testbed.add_pod(node, &format!("web-{node}")).unwrap();
-            self._servers.push(server::http(&pod, 8080).unwrap());
+            self.servers.push(server::http(&pod, 8080).unwrap());
             self.plane.add_pod(&pod, "web").unwrap();
             self.pods.push(pod);
         }

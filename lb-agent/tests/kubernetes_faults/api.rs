@@ -77,6 +77,12 @@ impl Api {
         }
     }
 
+    /// Answers the question how far the server is, and expects a watch that goes on from `version`.
+    pub(crate) async fn resume(&mut self, what: &str, version: u64) -> Stream {
+        self.next(what).await.reached(version);
+        self.next(what).await.resumed_at(version)
+    }
+
     /// Answers the first request for these objects with a whole list, and goes on with the stream.
     pub(crate) async fn list(&mut self, what: &str, version: u64, objects: &[Value]) -> Stream {
         let stream = self.next(what).await.streamed_list();
@@ -134,6 +140,17 @@ impl Call {
     pub(crate) fn streamed_list(self) -> Stream {
         assert_eq!(self.query.get("sendInitialEvents").map(String::as_str), Some("true"), "{:?}", self.query);
         self.stream()
+    }
+
+    /// Expects the question how far the server is, and answers it.
+    pub(crate) fn reached(self, version: u64) {
+        assert_eq!(self.query.get("limit").map(String::as_str), Some("1"), "{:?}", self.query);
+        let metadata = json!({ "resourceVersion": version.to_string() });
+        let kind = "PartialObjectMetadataList";
+        self.reply(
+            200,
+            &json!({ "kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": metadata, "items": [] }),
+        );
     }
 
     /// Expects a watch that goes on from this version.

@@ -5,5 +5,6 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests, outside #[test] functions")]
 
 mod api;
+mod command_line;
 mod report;
 mod source;

@@ -81,11 +81,11 @@ async fn a_watch_goes_on_where_it_ended_without_a_list() {
     nodes_stream.bookmark(15);
     until(&mut source, |source| source.own_node().unwrap().addresses == "192.0.2.7").await;
     drop(nodes_stream);
-    let again = api.next(NODES).await.resumed_at(15);
+    let again = api.resume(NODES, 15).await;
     again.event("DELETED", &node("b", 16, ""));
     until(&mut source, |source| nodes(source) == ["a"]).await;
     again.breaks();
-    let again = api.next(NODES).await.resumed_at(16);
+    let again = api.resume(NODES, 16).await;
     again.event("DELETED", &node("a", 17, ""));
     until(&mut source, |source| source.own_node().is_none()).await;
 }
@@ -103,6 +103,7 @@ async fn a_version_that_is_gone_is_listed_anew_and_what_is_absent_is_gone() {
     assert!(source.own_node().is_none());
     // As an answer to the request, too.
     drop(services);
+    api.next(SERVICES).await.reached(30);
     api.next(SERVICES).await.refuse(410, "too old resource version");
     let _services = api.list(SERVICES, 22, &[]).await;
     until(&mut source, |source| wanted(source, "web").is_none()).await;
@@ -118,8 +119,8 @@ async fn a_version_that_the_server_has_not_reached_is_listed_anew() {
     let mut api = Api::start().await;
     let (mut source, _, [nodes_stream, ..]) = mk_world(&mut api, PATIENT).await;
     drop(nodes_stream);
-    // A restored etcd: its past is another than the one we have seen.
-    api.next(NODES).await.refuse(504, "Timeout: Too large resource version: 10, current: 5");
+    // A restored etcd: its past is another than the one we have seen. A watch from 10 would tell of nothing.
+    api.next(NODES).await.reached(5);
     let again = api.next(NODES).await.streamed_list();
     again.event("ADDED", &node("a", 3, "192.0.2.9"));
     again.list_ends(5);
@@ -175,7 +176,7 @@ async fn a_watch_that_is_silent_is_begun_again_and_one_with_bookmarks_is_not() {
         }
     };
     let begin_again = async {
-        let again = api.next(NODES).await.resumed_at(10);
+        let again = api.resume(NODES, 10).await;
         again.event("MODIFIED", &node("a", 11, "192.0.2.7"));
         again
     };
@@ -195,7 +196,7 @@ async fn an_outage_is_told_with_its_beginning_and_changes_nothing() {
     until(&mut source, |source| !source.problems().is_empty()).await;
     let told = source.problems();
     assert!(
-        told[0].contains("cannot watch nodes: the API server says 503: etcd is away; since 20")
+        told[0].contains("cannot list nodes: the API server says 503: etcd is away; since 20")
             && told[0].contains("last good state stays in force"),
         "{told:?}"
     );
@@ -210,7 +211,12 @@ async fn an_outage_is_told_with_its_beginning_and_changes_nothing() {
     let _again = api.list(NODES, 20, &[node("a", 1, "192.0.2.1")]).await;
     until(&mut source, |source| source.problems().is_empty()).await;
     assert_eq!(nodes(&mut source), ["a"]);
-    assert!(stats.snapshot().errors[&(Operation::Watch, "503".to_owned())] >= 4);
+    let errors = stats.snapshot().errors;
+    let of = |operation, code: &str| errors[&(operation, code.to_owned())];
+    assert_eq!(
+        (of(Operation::List, "503"), of(Operation::Watch, "503"), of(Operation::Watch, "500")),
+        (1, 3, 1)
+    );
 }
 
 fn since(problem: &str) -> &str {

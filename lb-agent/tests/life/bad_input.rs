@@ -126,9 +126,9 @@ fn garbage_in_the_maps_is_put_right_and_crashes_nobody() {
         for node in [1, 2] {
             let mut maps = world.maps(node);
             let stranger = ServiceKey::new(Ipv4::new([192, 0, 2, 101]), Port::new(9_999), Protocol::new(99));
-            maps.services.insert(&stranger, &Service { id, flags: u32::MAX }).unwrap();
+            maps.services.insert(&stranger, &Service::new(id, true)).unwrap();
             if node == 1 {
-                maps.services.insert(&web, &Service { id, flags: 7 }).unwrap();
+                maps.services.insert(&web, &Service::new(id, true)).unwrap();
             }
             for slot in [0, 1, 2, 500] {
                 let address = Ipv4::new([255, 0, round, 1]);

@@ -6,6 +6,7 @@ use crate::world::{PATIENCE, World};
 use anyhow::{Result, ensure};
 use aya::programs::links::LinkOrder;
 use lb_agent::datapath::maps::NAMES;
+use std::fs;
 use std::path::Path;
 use testbed::{Host, Options, wait};
 
@@ -109,6 +110,23 @@ fn a_node_is_as_before(kind: &str) {
     world.start_all(&[&attach]);
     world.await_nodes(kind);
     world.await_ready();
+    world.await_served();
+}
+
+/// Maps of a former layout hold memory for nothing once the programs are exchanged.
+#[test]
+fn maps_of_another_version_go() {
+    let mut world = World::serving(&[]);
+    world.terminate(1);
+    let former = world.testbed.pins(1).join("maps-v1");
+    fs::create_dir(&former).unwrap();
+    let pin = former.join("flows");
+    let words = ["bpftool", "map", "create", pin.to_str().unwrap(), "type", "hash", "key", "4"];
+    let rest = ["value", "4", "entries", "8", "name", "flows"];
+    world.node(1).run(&[&words[..], &rest].concat()).unwrap();
+    world.start(1, &[]);
+    world.await_ready();
+    assert!(!former.exists());
     world.await_served();
 }
 

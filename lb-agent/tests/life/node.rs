@@ -45,6 +45,8 @@ pub(crate) fn check_hooks(host: &Host, kind: &str) -> Result<()> {
     let wanted: Vec<String> = DEVICES
         .iter()
         .flat_map(|device| ["egress", "ingress"].map(|way| format!("{device} {kind}/{way} reweave_{way}")))
+        // What leaves by the bridge's port has passed the bridge.
+        .filter(|hook| !hook.starts_with(&format!("vxlan-6784 {kind}/egress")))
         .collect();
     ensure!(ours.iter().map(|hook| hook.as_str()).eq(wanted.iter()), "hooks: {found:?}");
     Ok(())

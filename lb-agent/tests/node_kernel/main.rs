@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, like the tests themselves")]
 
 mod interfaces;
+mod maps;
 mod namespace;
 mod nft;
 mod plans;

@@ -86,6 +86,8 @@ impl Namespace {
              ip link add vxlan-6784 type vxlan id 1 dstport 6784 dev eth0
              ip link set vxlan-6784 master weave
              for device in eth0 outside weave vxlan-6784; do ip link set $device up; done");
+        // The kernel hears of the bridge's carrier up to a second later, and its routes say so.
+        node.sh("timeout 5 sh -c 'while ip route show table all | grep -q linkdown; do sleep 0.02; done'");
         node
     }
 }

@@ -26,6 +26,7 @@ fn wanted(endpoints: &[u8]) -> WantedService {
         namespace: "default".to_owned(),
         name: "web".to_owned(),
         port_name: String::new(),
+        affinity: false,
         backends: endpoints.iter().map(backend).collect(),
     }
 }

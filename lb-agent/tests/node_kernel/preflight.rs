@@ -3,7 +3,9 @@ use lb_agent::node::connect;
 use lb_agent::node::preflight::{Check, Options, Verdict, check};
 
 fn checks(node: &Namespace) -> Vec<Check> {
-    node.block_on(|| async { check(&connect().unwrap(), &Options::default()).await })
+    node.block_on(|| async {
+        check(&connect().unwrap(), &Options { pins: "/sys/fs/bpf/absent".into(), ..Options::default() }).await
+    })
 }
 
 fn verdicts(checks: &[Check], name: &str) -> Vec<(Verdict, String)> {

@@ -1,6 +1,8 @@
 use crate::namespace::Namespace;
 use lb_agent::node::sysctl::{Error, LOOSE, Record, STRICT, rp_filter};
+use nix::sched::{CloneFlags, unshare};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A state directory of the test's own, gone afterwards.
 struct Directory(PathBuf);
@@ -90,4 +92,29 @@ fn without_a_record_nothing_is_changed() {
     assert_eq!(own_value(&node, "weave"), "1");
     let error = node.run(|| directory.record().loosen(&["gone"]).unwrap_err().to_string());
     assert!(error.contains("net/ipv4/conf/gone/rp_filter"), "{error}");
+}
+
+#[test]
+fn a_container_writes_where_the_nodes_tree_is_mounted() {
+    let node = Namespace::weave_node();
+    let directory = Directory::new("container");
+    let (state, proc_sys) = (directory.0.join("state"), directory.0.join("sys"));
+    set(&node, "weave", STRICT);
+    std::fs::create_dir_all(proc_sys.join("net")).unwrap();
+    node.run(|| {
+        // As in a container without privileges: its own tree is read-only, the node's is mounted elsewhere.
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let mount = |words: &[&str]| assert!(Command::new("mount").args(words).status().unwrap().success());
+        mount(&["--make-rprivate", "/"]);
+        mount(&["--bind", "/proc/sys/net", proc_sys.join("net").to_str().unwrap()]);
+        mount(&["--bind", "/proc/sys", "/proc/sys"]);
+        mount(&["-o", "remount,ro,bind", "/proc/sys"]);
+        let error = Record::new(&state).loosen(&["weave"]).unwrap_err().to_string();
+        assert!(error.contains("below /proc/sys: Read-only") && error.contains("--proc-sys"), "{error}");
+        let record = Record::new(&state).written_below(&proc_sys);
+        assert_eq!(record.loosen(&["weave"]).unwrap().len(), 1);
+        assert_eq!(rp_filter("weave").unwrap(), LOOSE);
+        assert_eq!(record.restore().unwrap().len(), 1);
+        assert_eq!(rp_filter("weave").unwrap(), STRICT);
+    });
 }

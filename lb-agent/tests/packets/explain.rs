@@ -21,6 +21,10 @@ fn on_a_node<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     thread::spawn(act).join().unwrap()
 }
 
+fn is_icmp(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&1)
+}
+
 /// Asks the sandbox before each packet, which then comes.
 fn foresee(case: &Case) -> Result<usize, String> {
     let mut lab = Lab::new(&case.config, &case.limits);
@@ -29,6 +33,10 @@ fn foresee(case: &Case) -> Result<usize, String> {
     for (number, step) in case.steps.iter().enumerate() {
         match step {
             Step::Then(act) => act(&mut lab),
+            // An error about a packet has no tuple of its own to be asked about.
+            Step::Send(send) if is_icmp(send.bytes()) => {
+                send.run(&mut lab).map_err(|wrong| format!("step {number}: {wrong}"))?;
+            }
             Step::Send(send) => {
                 // The kernel's routes, as they are now, are what the sandbox asks for.
                 lab.forget_ways();

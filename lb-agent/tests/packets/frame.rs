@@ -252,6 +252,14 @@ impl Frame {
         reset.bytes()
     }
 
+    /// The ICMP error of `from` about this packet, quoting its IP header and `quoted` bytes behind it.
+    pub(crate) fn error_from(&self, from: [u8; 4], kind: Icmpv4Type, quoted: usize) -> Self {
+        let quote = &self.ip_bytes()[..self.ip.header_len() + quoted];
+        let mut payload = Icmpv4Header::with_checksum(kind, quote).to_bytes().to_vec();
+        payload.extend_from_slice(quote);
+        Self::protocol(1, from, self.ip.source).payload(&payload)
+    }
+
     /// The ICMP error that this packet is to be answered with, quoting its IP header and `quoted` bytes behind it.
     fn icmp_error(&self, kind: icmpv4::DestUnreachableHeader, quoted: usize) -> Vec<u8> {
         let quote = &self.ip_bytes()[..self.ip.header_len() + quoted];

@@ -5,7 +5,7 @@ use crate::lab::{
     CLIENT, Device, HOLDER, HOLDER_2, Hook, LOCAL, Lab, REMOTE, REMOTE_2, SERVED, SERVED_SAME_PORT, Slot,
     diff,
 };
-use etherparse::{IpNumber, Ipv4HeaderSlice, TcpHeader, UdpHeader};
+use etherparse::{Icmpv4Type, IpNumber, Ipv4HeaderSlice, TcpHeader, UdpHeader};
 use fastrand::Rng;
 use lb_agent::datapath::load::Limits;
 use lb_agent::datapath::testrun::Meta;
@@ -177,6 +177,11 @@ fn frame(random: &mut Rng) -> Frame {
         7..9 => (client, backend),
         _ => (other, random.choice([served, backend, client]).unwrap()),
     };
+    let mac = random.choice([HOLDER.0, HOLDER_2.0, [2, 0, 0, 0, 0, 1]]).unwrap();
+    if random.u8(..16) == 0 {
+        let (from, to) = random.choice([(served, client), (client, backend)]).unwrap();
+        return error(random, from, to).source_mac(mac).ttl(random.choice([64, 64, 2, 1]).unwrap());
+    }
     let frame = match random.u8(..20) {
         // ICMP half the time.
         0 => Frame::protocol(if random.bool() { 1 } else { random.u8(..) }, from.0, to.0),
@@ -186,9 +191,17 @@ fn frame(random: &mut Rng) -> Frame {
         }
         _ => tcp(random, from, to),
     };
-    let mac = random.choice([HOLDER.0, HOLDER_2.0, [2, 0, 0, 0, 0, 1]]).unwrap();
     let frame = frame.source_mac(mac).id(random.u16(..));
     dress(random, frame)
+}
+
+/// An ICMP error about a packet between these.
+fn error(random: &mut Rng, from: End, to: End) -> Frame {
+    let quoted = if random.bool() { Frame::udp(from, to) } else { Frame::tcp(from, to).ack(5001) };
+    let length = if matches!(quoted.key().protocol, Protocol::UDP) { 8 } else { random.usize(8..=20) };
+    let (type_u8, code_u8) = (random.choice([3, 11, 12, 8]).unwrap(), random.u8(..6));
+    let kind = Icmpv4Type::Unknown { type_u8, code_u8, bytes5to8: [0, 0, 5, 120] };
+    quoted.error_from(random.choice([to.0, [192, 0, 2, 1], [10, 40, 0, 254]]).unwrap(), kind, length)
 }
 
 /// Sequence numbers come from few, so that handshakes are completed.
@@ -286,6 +299,13 @@ fn judge(before: &[u8], after: &[u8], verdict: i32, mark: u32, seen: &mut Seen) 
 /// Whether nothing but addresses, ports, time to live and checksums differ.
 fn only_translated(before: &[u8], after: &[u8]) -> bool {
     let l4 = 14 + usize::from(before[14] & 0xf) * 4;
+    if before[23] == 1 {
+        // Behind the error's own checksum, the quoted packet's header begins at 42 and its ports at 62.
+        let ours = [22..23, 24..34, 36..38, 52..66, 68..70, 78..80];
+        return before.len() == after.len()
+            && (0..before.len())
+                .all(|at| before[at] == after[at] || ours.iter().any(|part| part.contains(&at)));
+    }
     let checksum = l4 + if before[23] == 17 { 6 } else { 16 };
     let ours = |at: usize| {
         at == 22
@@ -312,6 +332,8 @@ struct Tally {
     recognised: u64,
     to_stack: u64,
     redirected: u64,
+    /// To the stack or redirected.
+    either: u64,
     reject: u64,
     drop: u64,
 }
@@ -324,6 +346,7 @@ impl Tally {
                 Reason::HolderForward | Reason::HolderReply => &mut tally.recognised,
                 Reason::ForwardStack | Reason::ReplyTranslated => &mut tally.to_stack,
                 Reason::ForwardRedirect | Reason::ReplyRedirect => &mut tally.redirected,
+                Reason::ForwardIcmpError | Reason::ReplyIcmpError => &mut tally.either,
                 other => match other.kind() {
                     Kind::Pass => &mut tally.pass,
                     Kind::Reject => &mut tally.reject,
@@ -342,6 +365,7 @@ impl Tally {
             recognised: self.recognised - earlier.recognised,
             to_stack: self.to_stack - earlier.to_stack,
             redirected: self.redirected - earlier.redirected,
+            either: self.either - earlier.either,
             reject: self.reject - earlier.reject,
             drop: self.drop - earlier.drop,
         }
@@ -353,10 +377,11 @@ impl Seen {
     fn agrees_with(&self, counted: &Tally) -> Result<(), String> {
         // A refused reset is dropped without an answer, so the two are told apart by their sum only.
         let agrees = self.untouched == counted.pass + counted.recognised
-            && self.to_stack == counted.to_stack
+            && (counted.to_stack..=counted.to_stack + counted.either).contains(&self.to_stack)
             && self.redirected >= counted.redirected
             && self.dropped >= counted.drop
-            && self.redirected + self.dropped == counted.redirected + counted.reject + counted.drop;
+            && self.to_stack + self.redirected + self.dropped
+                == counted.to_stack + counted.redirected + counted.either + counted.reject + counted.drop;
         if agrees { Ok(()) } else { Err(format!("{self:?}, but counted {counted:?}")) }
     }
 }

@@ -122,7 +122,7 @@ impl Lab {
     /// The served port alone.
     pub(crate) fn announce(&mut self, at: End, protocol: Protocol, service: u32) {
         let key = ServiceKey::new(Ipv4::new(at.0), Port::new(at.1), protocol);
-        self.maps.services.insert(&key, &Service { id: service, flags: 0 }).unwrap();
+        self.maps.services.insert(&key, &Service::new(service, false)).unwrap();
     }
 
     pub(crate) fn set_backend(&mut self, service: u32, slot: &Slot) {
@@ -131,7 +131,6 @@ impl Lab {
         self.maps.set_backend(id, &backend).unwrap();
     }
 
-    /// An endpoint, and which holders forward to it.
     /// The ways to backends, so that the kernel is asked again.
     pub(crate) fn forget_ways(&mut self) {
         let map = self.ebpf.map_mut("ways").unwrap();
@@ -141,6 +140,7 @@ impl Lab {
         }
     }
 
+    /// An endpoint, and which holders forward to it.
     pub(crate) fn endpoint(&mut self, at: End, protocol: Protocol, marks: &[u8]) {
         let key = EndpointKey::new(Ipv4::new(at.0), Port::new(at.1), protocol);
         let mut holders = EndpointHolders::default();

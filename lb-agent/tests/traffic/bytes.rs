@@ -1,9 +1,10 @@
 //! Every byte arrives, once and in order: through both paths, with the offloads of virtual devices (large packets with
 //! sums yet to be made) and without.
 
-use crate::client::{Asker, Talk, failure};
+use crate::client::{Asker, Talk, failure, kind};
 use crate::echo::{Echo, pattern};
 use crate::world::{Builder, HOLDER, V, World, at, build, world};
+use std::io::ErrorKind;
 use testbed::Pod;
 use testbed::cluster::Service;
 
@@ -79,5 +80,40 @@ fn a_datagram_too_big_for_the_overlay_is_answered_with_its_mtu() {
         let route = client.run(&["ip", "route", "get", &V.to_string()]).unwrap();
         assert!(route.contains("mtu 1450"), "{route}");
         asker.ask(&"x".repeat(FULL)).unwrap();
+    }
+}
+
+/// A client behind a link that takes less than pods send, and nobody else knows it: the router tells the address, and the pod
+/// must hear of it. Otherwise the connection hangs after its handshake.
+#[test]
+fn a_download_through_a_narrow_link_arrives() {
+    const NARROW: u32 = 1200;
+    for builder in [build(), build().agent(&["--forwarding=stack"])] {
+        let world = builder.start();
+        world.testbed.router().ip(&format!("link set eth1 mtu {NARROW}")).unwrap();
+        for (node, name) in [(HOLDER, "local"), (2, "remote")] {
+            let pod = world.pod(node, name);
+            let _echo = Echo::tcp(&pod, 8080);
+            world.serve("web", Service::new("web", V).tcp(80, 8080), &[pod.endpoint()]);
+            let mut talk = Talk::open(world.testbed.client(), at(V, 80)).unwrap();
+            talk.tell(&format!("send {LENGTH}")).unwrap();
+            assert!(talk.take(LENGTH).unwrap() == pattern(LENGTH), "the download from {name} differs");
+            let learnt = pod.run(&["ip", "route", "get", &talk.local().ip().to_string()]).unwrap();
+            assert!(learnt.contains(&format!("mtu {NARROW}")), "{name}: {learnt}");
+        }
+    }
+}
+
+/// A pod without a socket: the client hears it, from the address that it asked.
+#[test]
+fn a_closed_port_of_a_pod_refuses_datagrams() {
+    for builder in [build(), build().agent(&["--forwarding=stack"])] {
+        let world = builder.start();
+        for node in [HOLDER, 2] {
+            let pod = world.pod(node, &format!("pod-{node}"));
+            world.serve("dns", Service::new("dns", V).udp(53, 5353), &[pod.endpoint()]);
+            let asker = Asker::new(world.testbed.client(), at(V, 53));
+            assert_eq!(kind(asker.ask("hello")), ErrorKind::ConnectionRefused, "node {node}");
+        }
     }
 }

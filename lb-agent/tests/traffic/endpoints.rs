@@ -1,10 +1,11 @@
 //! Connections while endpoints come, fail, terminate and go (invariants 4 and 5).
 
-use crate::client::{Asker, Talk, kind};
+use crate::client::{Asker, Talk, connect_from, kind};
 use crate::echo::Echo;
 use crate::world::{HOLDER, SOON, V, World, at, build, world};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
+use std::net::Ipv4Addr;
 use testbed::cluster::{Endpoint, Service};
 use testbed::{Pod, wait};
 
@@ -127,7 +128,7 @@ fn a_udp_socket_moves_to_a_live_pod_with_its_next_datagram() {
     let askers: Vec<_> = (0..30).map(|_| Asker::new(world.testbed.client(), at(V, 53))).collect();
     let where_all_go = || askers.iter().map(|a| a.ask("x").unwrap().pod).collect::<Vec<_>>();
     let before = where_all_go();
-    assert_eq!(before.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{before:?}");
+    assert_eq!(before.iter().collect::<BTreeSet<_>>().len(), 3, "{before:?}");
     assert_eq!(where_all_go(), before, "a socket stays with its pod");
 
     let (pod, _server) = pods.remove(1);
@@ -197,4 +198,40 @@ fn who_terminates_gets_connections_where_it_is_ready_or_the_last_to_serve() {
             }
         }
     }
+}
+
+/// `sessionAffinity: ClientIP`: all connections of a client go to one pod, while that takes new ones; other clients go to
+/// other pods.
+#[test]
+fn a_client_with_affinity_stays_with_its_pod() {
+    const CLIENTS: u8 = 32;
+    let world = world();
+    let pods = pods(&world, |pod| Echo::tcp(pod, 8080));
+    let mut endpoints: Vec<_> = pods.iter().map(|(pod, _)| pod.endpoint()).collect();
+    world.serve("web", web().sticky(), &endpoints);
+    let client = world.testbed.client();
+    let pod_of = |client_address| {
+        let stream = connect_from(client, (client_address, 0), at(V, 80), SOON).unwrap();
+        Talk::begin(stream).unwrap().pod
+    };
+    let all = |client_address| -> BTreeSet<String> { (0..12).map(|_| pod_of(client_address)).collect() };
+    let own = Ipv4Addr::new(198, 51, 100, 10);
+    let first = all(own);
+    assert_eq!(first.len(), 1, "{first:?}");
+
+    let others = (0..CLIENTS).map(|n| Ipv4Addr::new(198, 51, 100, 100 + n));
+    for address in others.clone() {
+        client.ip(&format!("address add {address}/32 dev eth0")).unwrap();
+    }
+    let used: BTreeSet<String> = others.map(pod_of).collect();
+    assert_eq!(used.len(), pods.len(), "{CLIENTS} clients use {used:?} alone");
+
+    let chosen = pods.iter().position(|(pod, _)| first.contains(pod.name())).unwrap();
+    endpoints[chosen].ready = false;
+    world.endpoints("web", &endpoints);
+    let second = all(own);
+    assert!(second.len() == 1 && second != first, "{second:?}");
+    endpoints[chosen].ready = true;
+    world.endpoints("web", &endpoints);
+    assert_eq!(all(own), first, "it is the client's pod again");
 }

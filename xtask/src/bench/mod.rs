@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what the load balancer costs, beside what else could be done, in one run.
 
 mod apply;
+mod change;
 mod compute;
 mod example;
 mod memory;
@@ -37,6 +38,8 @@ enum Part {
     Net,
     /// One endpoint's change in the maps, beside nftables
     Apply,
+    /// Many changes of single endpoints, from the objects to the maps
+    Change,
     /// The policy
     Compute,
     /// The agent and its maps
@@ -49,6 +52,7 @@ impl Part {
             Self::Packet => "packet",
             Self::Net => "net",
             Self::Apply => "apply",
+            Self::Change => "change",
             Self::Compute => "compute",
             Self::Memory => "memory",
         }
@@ -76,6 +80,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             Part::Packet => packet::run()?,
             Part::Net => Report::new(net::run(&agent)?),
             Part::Apply => Report::new(apply::run(&agent)?),
+            Part::Change => Report::new(change::run(&agent)?),
             Part::Compute => Report::new(compute::run(&agent)?),
             Part::Memory => Report::new(memory::run(&agent)?),
         };

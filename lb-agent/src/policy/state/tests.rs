@@ -68,6 +68,7 @@ impl Universe {
             ports: (0..self.0.usize(1..=4)).map(|_| self.port()).collect(),
             shown,
             is_shown_by_proxy: self.once_in(2),
+            affinity: self.once_in(4),
             deleting: self.once_in(8),
         }
     }

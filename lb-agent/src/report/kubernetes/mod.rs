@@ -74,17 +74,16 @@ impl Reporter {
     /// Shows these addresses (or none), each decided from the Service as it was seen; statuses that are not named here
     /// stay as they are.
     pub fn show<'a>(&self, statuses: impl Iterator<Item = (&'a ServiceName, &'a Seen, Option<Ipv4Addr>)>) {
-        let mut wishes: BTreeMap<Target, Option<Write>> = BTreeMap::new();
-        for target in self.shared.queue().wished() {
-            if matches!(target, Target::Service(_)) {
-                wishes.insert(target.clone(), None);
-            }
-        }
-        for (name, Seen { version, uid: _ }, address) in statuses {
-            let write = Write::Status { version: version.clone(), address };
-            wishes.insert(Target::Service(name.clone()), Some(write));
-        }
-        self.want(wishes);
+        let statuses: BTreeMap<&ServiceName, (&Seen, Option<Ipv4Addr>)> =
+            statuses.map(|(name, seen, address)| (name, (seen, address))).collect();
+        let is_over =
+            |target: &&Target| matches!(target, Target::Service(name) if !statuses.contains_key(name));
+        let over: Vec<Target> = self.shared.queue().wished().filter(is_over).cloned().collect();
+        let wishes = statuses.into_iter().map(|(name, (seen, address))| {
+            let write = Write::Status { version: seen.version.clone(), address };
+            (Target::Service(name.clone()), Some(write))
+        });
+        self.want(over.into_iter().map(|target| (target, None)).chain(wishes));
     }
 
     /// Whether to write a status again only because its `ipMode` is not ours: not to a server that drops it.

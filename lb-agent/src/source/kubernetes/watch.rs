@@ -2,7 +2,7 @@
 //!
 //! It is a loop of our own around kube's requests, and not `kube::runtime::watcher`, for what that does not show or
 //! leave to choose (5.0): bookmarks, by which a quiet API is told from a silent one; that a watch goes on after a
-//! failure; a new list where a version is too large (an etcd that was restored); the paged list where the server has
+//! failure; a new list where the server is behind what was seen (an etcd that was restored); the paged list where the server has
 //! no streamed ones; and a wait where a server ends each watch at once.
 
 use super::reduced::{Kind, Reduced};
@@ -143,6 +143,15 @@ impl<K: Kind> Follower<K> {
 
     /// One watch, with a list in front where there is no version to go on from.
     async fn follow(&mut self, version: &mut Option<String>) -> End {
+        if let Some(seen) = version {
+            match self.is_behind(seen).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    return End::Outdated("the server has another past than the one we saw".to_owned());
+                }
+                Err(end) => return end,
+            }
+        }
         if version.is_none() && !self.streams {
             match self.list().await {
                 Ok(listed) => *version = Some(listed),
@@ -167,6 +176,24 @@ impl<K: Kind> Follower<K> {
             return End::Unwanted;
         }
         self.listen(pin!(stream), version).await
+    }
+
+    /// Whether the server has not reached a version that we have seen, which is so after an etcd was restored. It would
+    /// take the watch all the same, and tell of nothing until it has caught up.
+    async fn is_behind(&self, seen: &str) -> Result<bool, End> {
+        let params = ListParams {
+            label_selector: K::LABELS.map(str::to_owned),
+            limit: Some(1),
+            ..ListParams::default()
+        };
+        let now = match timeout(self.timing.silence, self.api.list_metadata(&params)).await {
+            Ok(Ok(page)) => page.metadata.resource_version.unwrap_or_default(),
+            Ok(Err(refused)) => return Err(self.refused(Operation::List, &refused, false)),
+            Err(_elapsed) => return Err(self.no_answer(Operation::List)),
+        };
+        // Numbers, as the API defines them since Kubernetes 1.35, and as etcd has always made them.
+        let number = |version: &str| version.parse::<u64>().ok();
+        Ok(number(&now).zip(number(seen)).is_some_and(|(now, seen)| now < seen))
     }
 
     /// A whole list in pages; answers with its version.

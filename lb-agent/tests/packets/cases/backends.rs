@@ -3,11 +3,14 @@
 use super::{forwarded, remote, request, response, syn_ack, third};
 use crate::case::{Case, Place, ingress};
 use crate::frame::Frame;
-use crate::lab::{CLIENT, Device, Lab, REMOTE, REMOTE_2, SERVED, Slot, TCP_80, UDP_80, syn};
-use lb_common::addr::Protocol;
+use crate::lab::{CLIENT, Device, Hook, Lab, REMOTE, REMOTE_2, SERVED, Slot, TCP_80, UDP_80, syn};
+use lb_agent::datapath::testrun::Meta;
+use lb_common::addr::{Ipv4, Port, Protocol};
 use lb_common::backend::BackendState;
 use lb_common::flow::State;
 use lb_common::reason::Reason;
+use lb_common::service::{Service, ServiceKey};
+use std::collections::BTreeSet;
 
 fn leaves(lab: &mut Lab) {
     lab.set_backend(TCP_80, &Slot::remote(1, REMOTE).state(BackendState::Absent));
@@ -144,4 +147,34 @@ pub(crate) fn from_none_to_some_and_back() -> Case {
             lab.maps.set_ring(TCP_80, &[]).unwrap();
         })
         .send(ingress(Device::Uplink, syn()).redirected(Reason::RejectNoEndpoint, syn().reset()))
+}
+
+/// `sessionAffinity: ClientIP`: the client's port does not count, its address does.
+pub(crate) fn affinity() -> Case {
+    fn chosen(lab: &mut Lab, clients: impl Iterator<Item = crate::frame::End>) -> BTreeSet<u32> {
+        clients
+            .map(|client| {
+                let syn = Frame::tcp(client, SERVED).syn();
+                let meta = Meta { interface: Device::Uplink.index(), ..Meta::default() };
+                lab.run(Hook::Ingress, &syn.bytes(), meta);
+                lab.maps.handshakes.get(&syn.key()).unwrap().unwrap().backend
+            })
+            .collect()
+    }
+    let ports = || (0..32).map(|n| (CLIENT.0, 30_000 + n));
+    let addresses = || (0..32).map(|n| ([198, 51, 100, n], 30_000));
+    let key = ServiceKey::new(Ipv4::new(SERVED.0), Port::new(SERVED.1), Protocol::TCP);
+    let serve = |lab: &mut Lab| {
+        lab.serve(SERVED, Protocol::TCP, TCP_80, &[Slot::remote(1, REMOTE), Slot::remote(2, REMOTE_2)]);
+    };
+    Case::new(serve).then(move |lab| assert_eq!(chosen(lab, ports()).len(), 2, "without affinity")).then(
+        move |lab| {
+            for client in ports() {
+                lab.maps.handshakes.remove(&Frame::tcp(client, SERVED).key()).unwrap();
+            }
+            lab.maps.services.insert(&key, &Service::new(TCP_80, true)).unwrap();
+            assert_eq!(chosen(lab, ports()).len(), 1, "one client");
+            assert_eq!(chosen(lab, addresses()).len(), 2, "many clients");
+        },
+    )
 }

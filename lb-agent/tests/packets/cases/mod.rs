@@ -6,6 +6,7 @@ pub(crate) mod egress;
 pub(crate) mod foreign;
 pub(crate) mod full;
 pub(crate) mod holder;
+pub(crate) mod icmp;
 pub(crate) mod refuse;
 pub(crate) mod route;
 pub(crate) mod tcp;

@@ -1,0 +1,297 @@
+//! ICMP errors about packets of forwarded connections (RFC 792; RFC 5508, section 4), both ways. Whoever sent the packet must
+//! hear of it, in its own terms: without them a connection over a path that takes smaller packets hangs (RFC 1191).
+
+use crate::{
+    answer, config, flow, forward,
+    open::serving,
+    outcome::{End, Outcome, Step, drop, pass},
+    packet::{ETH_LEN, IPV4_LEN, Packet},
+    parse::{Ip, Parsed, Tcp},
+    plan::{self, Exit},
+    rewrite::{difference, fold},
+    wire::{Frame, Ipv4Header, L4Head},
+};
+use core::ops::ControlFlow;
+use lb_common::{
+    addr::{Ipv4, Mac, Port, Protocol},
+    flow::{FlowKey, Path, Reply, ReplyKind, Side},
+    interface::Interface,
+    mark,
+    reason::Reason,
+};
+
+/// RFC 792.
+const DESTINATION_UNREACHABLE: u8 = 3;
+const TIME_EXCEEDED: u8 = 11;
+const PARAMETER_PROBLEM: u8 = 12;
+
+const ICMP_LEN: usize = 8;
+/// Offsets in the frame.
+const ICMP_CHECKSUM: usize = ETH_LEN + IPV4_LEN + 2;
+const QUOTE: usize = ETH_LEN + IPV4_LEN + ICMP_LEN;
+const QUOTED_CHECKSUM: usize = QUOTE + 10;
+const QUOTED_L4: usize = QUOTE + IPV4_LEN;
+const TTL: usize = ETH_LEN + 8;
+const CHECKSUM: usize = ETH_LEN + 10;
+/// Of an address in its IP header.
+const SOURCE: usize = 12;
+const DESTINATION: usize = 16;
+
+/// An error, without IP options in either header.
+#[derive(Clone, Copy)]
+#[repr(C, align(2))]
+struct Headers {
+    frame: Frame,
+    icmp: [u8; ICMP_LEN],
+    quoted: Ipv4Header,
+    /// All that must be quoted of the transport header.
+    quoted_l4: L4Head,
+}
+
+/// What an error says.
+struct Error {
+    /// The error itself, without ports.
+    outer: Parsed,
+    /// Of the packet that it is about, as quoted.
+    quoted: FlowKey,
+    quoted_checksum: u16,
+    /// Of UDP, 0 for none.
+    quoted_udp_checksum: u16,
+}
+
+/// Comes in.
+#[inline(always)]
+pub(crate) fn coming(packet: &Packet<'_>, roles: Interface) -> Step<Outcome> {
+    let Some(error) = read(packet) else { return pass(Reason::PassOtherProtocol) };
+    if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) {
+        return from_backend(packet, &error, roles);
+    }
+    from_client(packet, &error)
+}
+
+/// Goes out of an uplink: the stack has routed it, or has made it.
+#[inline(always)]
+pub(crate) fn leaving(packet: &Packet<'_>) -> Step<Outcome> {
+    let Some(error) = read(packet) else { return pass(Reason::PassOtherProtocol) };
+    match answer::find(&error.quoted.reversed()).map(|found| found.entry.get()) {
+        Some(reply) if reply.kind() == ReplyKind::Translate => {
+            to_client(packet, &error, &reply, Exit::stack(0))
+        }
+        _ => pass(Reason::PassOtherProtocol),
+    }
+}
+
+/// From the client's side, about an answer: to the backend that had sent it.
+#[inline(always)]
+fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
+    let flow = flow::established_by_key(&error.quoted.reversed()).map(|entry| entry.get());
+    let Some((flow, backend)) = flow.and_then(|flow| Some((flow, serving(&flow)?))) else {
+        return pass(Reason::PassOtherProtocol);
+    };
+    let exit = match flow.path() {
+        Path::Stack => Exit::stack(mark::FORWARDED),
+        Path::Redirect => redirect(packet, error, error.outer.key.source, backend.address)?,
+    };
+    finish(packet, error, Side::Client, (backend.address, backend.port), exit, Reason::ForwardIcmpError)
+}
+
+/// From a backend, or from somebody on the way to it, about a client's packet: to the client, or to the holder that
+/// forwarded it.
+#[inline(always)]
+fn from_backend(packet: &Packet<'_>, error: &Error, roles: Interface) -> Step<Outcome> {
+    let Some(found) = answer::find(&error.quoted.reversed()) else { return pass(Reason::PassOtherProtocol) };
+    let reply = found.entry.get();
+    match reply.kind() {
+        ReplyKind::Mark if roles.is(Interface::PODS) => {
+            config::set_mark_byte(packet, reply.mark);
+            ControlFlow::Break(End::Outcome(Outcome::Next(Reason::HolderReply)))
+        }
+        ReplyKind::Mark => pass(Reason::PassOtherProtocol),
+        ReplyKind::Translate if reply.path() == Path::Stack => pass(Reason::PassReplyToStack),
+        ReplyKind::Translate => {
+            let exit = redirect(packet, error, reply.address, error.outer.key.destination)?;
+            to_client(packet, error, &reply, exit)
+        }
+    }
+}
+
+/// The client knows the address alone, so the error comes from there, whoever on the way has sent it.
+#[inline(always)]
+fn to_client(packet: &Packet<'_>, error: &Error, reply: &Reply, exit: Exit) -> Step<Outcome> {
+    finish(packet, error, Side::Backend, (reply.address, reply.port), exit, Reason::ReplyIcmpError)
+}
+
+#[inline(always)]
+fn redirect(packet: &Packet<'_>, error: &Error, source: Ipv4, destination: Ipv4) -> Step<Exit> {
+    if error.outer.ip.ttl <= 1 {
+        return drop(Reason::DropTtl);
+    }
+    match forward::route(packet, &error.outer, source, destination) {
+        forward::Route::Via(way) => ControlFlow::Continue(Exit::redirect(way)),
+        _ => drop(Reason::DropNoRoute),
+    }
+}
+
+#[inline(always)]
+fn finish(
+    packet: &Packet<'_>,
+    error: &Error,
+    sender: Side,
+    new: (Ipv4, Port),
+    exit: Exit,
+    reason: Reason,
+) -> Step<Outcome> {
+    if !rewrite(packet, error, sender, new, exit.counts_hop()) {
+        return drop(Reason::DropRewrite);
+    }
+    ControlFlow::Continue(plan::leave(packet, exit, reason))
+}
+
+/// An ICMP error about a TCP or UDP packet that was addressed as the error's receiver sent it; `None` for all else.
+#[inline(always)]
+fn read(packet: &Packet<'_>) -> Option<Error> {
+    let headers = read_headers(packet)?;
+    let Headers { frame, icmp: [kind, _, c0, c1, ..], quoted, quoted_l4 } = headers;
+    let ip = Ip::new(&frame.ip);
+    let is_error = matches!(kind, DESTINATION_UNREACHABLE | TIME_EXCEEDED | PARAMETER_PROBLEM);
+    let whole = u32::from(ip.total_length) >= (size_of::<Headers>() - ETH_LEN) as u32
+        && u32::from(ip.total_length) <= packet.len() - ETH_LEN as u32;
+    let has_options = ip.header_length != IPV4_LEN as u8 || quoted.length() != IPV4_LEN as u8;
+    let protocol = Protocol::new(quoted.protocol);
+    if frame.ip.protocol != Protocol::ICMP.number()
+        || !is_error
+        || !whole
+        || has_options
+        || ip.is_fragment()
+        || quoted.version() != 4
+        || Ip::new(&quoted).is_later_fragment()
+        || (protocol != Protocol::TCP && protocol != Protocol::UDP)
+        || quoted.source != frame.ip.destination
+    {
+        return None;
+    }
+    let none = Port::default();
+    let outer = Parsed {
+        key: FlowKey::new(
+            Ipv4::new(frame.ip.source),
+            none,
+            Ipv4::new(frame.ip.destination),
+            none,
+            Protocol::ICMP,
+        ),
+        source_mac: Mac::new(frame.source_mac),
+        ip,
+        checksum: u16::from_ne_bytes([c0, c1]),
+        tcp: Tcp::default(),
+    };
+    let [_, _, udp @ ..] = quoted_l4.word;
+    Some(Error {
+        outer,
+        quoted: FlowKey::new(
+            Ipv4::new(quoted.source),
+            Port::from_bytes(quoted_l4.source_port),
+            Ipv4::new(quoted.destination),
+            Port::from_bytes(quoted_l4.destination_port),
+            protocol,
+        ),
+        quoted_checksum: u16::from_ne_bytes(quoted.checksum),
+        quoted_udp_checksum: if protocol == Protocol::UDP { u16::from_ne_bytes(udp) } else { 0 },
+    })
+}
+
+#[inline(always)]
+fn read_headers(packet: &Packet<'_>) -> Option<Headers> {
+    if let Some(headers) = packet.read(0) {
+        return Some(headers);
+    }
+    let wanted = size_of::<Headers>();
+    if packet.len() < wanted as u32 || !packet.pull(wanted) {
+        return None;
+    }
+    packet.read(0)
+}
+
+/// Gives the error's receiver, or its sender, and the same end of the quoted packet another address, the quoted one another
+/// port too. The error's own checksum covers all that is quoted. False leaves a packet that must be dropped.
+#[inline(always)]
+fn rewrite(packet: &Packet<'_>, error: &Error, sender: Side, new: (Ipv4, Port), counts_hop: bool) -> bool {
+    let (outer, quoted) = (&error.outer.key, &error.quoted);
+    let (old_outer, outer_at, old, quoted_at, port_at) = match sender {
+        Side::Client => {
+            (outer.destination, DESTINATION, (quoted.source, quoted.source_port), SOURCE, QUOTED_L4)
+        }
+        Side::Backend => {
+            (outer.source, SOURCE, (quoted.destination, quoted.destination_port), DESTINATION, QUOTED_L4 + 2)
+        }
+    };
+    let address = difference(old.0.to_ne(), new.0.to_ne());
+    let port = difference(old.1.to_ne().into(), new.1.to_ne().into());
+    let mut sum = u32::from(!error.outer.checksum);
+    add(&mut sum, address);
+    add(&mut sum, port);
+    let quoted_checksum = updated(error.quoted_checksum, address, 0);
+    add(&mut sum, difference(error.quoted_checksum.into(), quoted_checksum.into()));
+    write_quoted_sum(packet, error, address, port, &mut sum)
+        && packet.write(QUOTE + quoted_at, new.0)
+        && packet.write(port_at, new.1)
+        && packet.write(QUOTED_CHECKSUM, quoted_checksum)
+        && packet.write(ICMP_CHECKSUM, !fold(sum))
+        && write_outer(packet, error, difference(old_outer.to_ne(), new.0.to_ne()), counts_hop)
+        && packet.write(ETH_LEN + outer_at, new.0)
+}
+
+/// The quoted transport checksum, if it is quoted: of TCP it is behind what must be.
+#[inline(always)]
+fn write_quoted_sum(packet: &Packet<'_>, error: &Error, address: u32, port: u32, sum: &mut u32) -> bool {
+    const UDP: usize = QUOTED_L4 + 6;
+    const TCP: usize = QUOTED_L4 + 16;
+    if error.quoted.protocol == Protocol::UDP {
+        let old = error.quoted_udp_checksum;
+        if old == 0 {
+            return true;
+        }
+        // Zero stands for none (RFC 768).
+        let new = match updated(old, address, port) {
+            0 => 0xffff,
+            new => new,
+        };
+        add(sum, difference(old.into(), new.into()));
+        return packet.write(UDP, new);
+    }
+    if usize::from(error.outer.ip.total_length) < TCP + 2 - ETH_LEN {
+        return true;
+    }
+    let Some(old) = packet.load::<[u8; 2]>(TCP as u32).map(u16::from_ne_bytes) else { return true };
+    let new = updated(old, address, port);
+    add(sum, difference(old.into(), new.into()));
+    packet.store(TCP as u32, &new)
+}
+
+/// The error's own IP checksum and, where the packet does not meet the stack, its time to live.
+#[inline(always)]
+fn write_outer(packet: &Packet<'_>, error: &Error, address: u32, counts_hop: bool) -> bool {
+    let ip = &error.outer.ip;
+    let mut hop = 0;
+    if counts_hop {
+        let word = |ttl| u32::from(u16::from_ne_bytes([ttl, 0]));
+        hop = difference(word(ip.ttl), word(ip.ttl - 1));
+        if !packet.write(TTL, ip.ttl - 1) {
+            return false;
+        }
+    }
+    packet.write(CHECKSUM, updated(ip.checksum, address, hop))
+}
+
+/// A checksum after two changes, each as [`difference`] tells it.
+#[inline(always)]
+fn updated(checksum: u16, one: u32, two: u32) -> u16 {
+    let mut sum = u32::from(!checksum);
+    add(&mut sum, one);
+    add(&mut sum, two);
+    !fold(sum)
+}
+
+#[inline(always)]
+fn add(sum: &mut u32, difference: u32) {
+    *sum += (difference & 0xffff) + (difference >> 16);
+}
