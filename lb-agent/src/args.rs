@@ -1,7 +1,9 @@
 //! The command line; each subcommand's arguments are beside its code.
 
 use clap::{Parser, Subcommand};
-use lb_agent::cli::{backends, cleanup, flows, holders, plan, preflight, reasons, run, services, status};
+use lb_agent::cli::{
+    backends, cleanup, explain, flows, holders, plan, preflight, reasons, run, services, status,
+};
 
 /// The load balancer's agent: one per node.
 #[derive(Debug, Parser)]
@@ -34,4 +36,6 @@ pub(crate) enum Command {
     Holders(holders::Args),
     /// How packets ended, counted by reason
     Reasons(reasons::Args),
+    /// What would happen to a packet on this node, and why
+    Explain(explain::Args),
 }

@@ -59,7 +59,7 @@ async fn alive(State(health): State<Subscriber>) -> Response {
 
 /// Whether the node is as wanted.
 async fn ready(State(health): State<Subscriber>) -> Response {
-    verdict(health.borrow().not_ready())
+    verdict(health.borrow().not_ready(Instant::now()))
 }
 
 fn verdict(problem: Option<String>) -> Response {

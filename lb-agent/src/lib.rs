@@ -4,6 +4,7 @@ pub mod api;
 pub mod cli;
 pub mod cluster;
 pub mod datapath;
+pub mod explain;
 pub mod health;
 pub mod http;
 pub mod lock;

@@ -4,7 +4,9 @@ mod args;
 
 use args::{Cli, Command};
 use clap::Parser as _;
-use lb_agent::cli::{backends, cleanup, flows, holders, plan, preflight, reasons, run, services, status};
+use lb_agent::cli::{
+    backends, cleanup, explain, flows, holders, plan, preflight, reasons, run, services, status,
+};
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         Command::Flows(args) => flows::run(&args),
         Command::Holders(args) => holders::run(&args),
         Command::Reasons(args) => reasons::run(&args),
+        Command::Explain(args) => explain::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,7 +3,8 @@
 use crate::api::stats::{Snapshot, Stats};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::pins::Pins;
-use crate::health::{Health, Subscriber};
+use crate::health::{Health, Subscriber, Sweeps};
+use lb_common::backend::BackendState;
 use lb_common::service::ServiceStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -78,6 +79,28 @@ fn agent(encoder: &mut DescriptorEncoder<'_>, health: &Health) -> fmt::Result {
         health.duration.as_secs_f64(),
     )?;
     single(encoder, ("sync_failures", "Passes that failed", None), &ConstCounter::new(health.failures))?;
+    swept(encoder, health)
+}
+
+/// What the sweeps of the flow tables found: a scrape does not read a million entries.
+fn swept(encoder: &mut DescriptorEncoder<'_>, health: &Health) -> fmt::Result {
+    let Sweeps { number, duration, removed_flows, removed_replies } = health.sweeps;
+    single(encoder, ("sweeps", "Sweeps of the flow tables", None), &ConstCounter::new(number))?;
+    gauge(
+        encoder,
+        "sweep_duration",
+        "How long the last sweep took",
+        Some(&Unit::Seconds),
+        duration.as_secs_f64(),
+    )?;
+    counters(
+        encoder,
+        "swept_entries",
+        "Entries that sweeps removed, of connections that were over, by table",
+        None,
+        [("flows", removed_flows), ("replies", removed_replies)]
+            .map(|(table, removed)| ([("table", table.to_owned())], removed)),
+    )?;
     let states =
         health.swept.flows.iter().map(|(state, flows)| ([("state", (*state).to_owned())], *flows as f64));
     gauges(
@@ -124,6 +147,7 @@ fn talk(encoder: &mut DescriptorEncoder<'_>, api: &Snapshot) -> fmt::Result {
 
 /// What the maps hold at one moment.
 struct Scrape {
+    backends: [(Labels<1>, f64); 2],
     outcomes: Vec<(Labels<2>, u64, u64)>,
     services: Vec<(Labels<5>, ServiceStats)>,
     fill: Vec<(Labels<1>, f64, f64)>,
@@ -149,7 +173,16 @@ impl Scrape {
             ];
             services.push((labels, maps.service_stats(service.id)?));
         }
-        Ok(Self { outcomes: outcomes.collect(), services, fill: fill(&maps)? })
+        let slots = maps.backends()?;
+        let in_state = |state| count(slots.iter().filter(|backend| backend.state() == state).count());
+        let (active, draining) = (in_state(BackendState::Active), in_state(BackendState::Draining));
+        Ok(Self {
+            backends: [("active", active), ("draining", draining)]
+                .map(|(state, backends)| ([("state", state.to_owned())], backends)),
+            outcomes: outcomes.collect(),
+            services,
+            fill: fill(&maps, active + draining, health)?,
+        })
     }
 
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -213,6 +246,7 @@ impl Scrape {
             None,
             stats(|s| s.refused),
         )?;
+        gauges(encoder, "backends", "Endpoints of the served ports, by state", None, self.backends.clone())?;
         let fill = || self.fill.iter();
         gauges(
             encoder,
@@ -231,20 +265,30 @@ impl Scrape {
     }
 }
 
-/// The small tables are counted here; the flow tables are counted by the sweep, since a scrape must not read a million
-/// entries.
-fn fill(maps: &Maps) -> Result<Vec<(Labels<1>, f64, f64)>, MapsError> {
-    let in_use =
-        maps.backends()?.iter().filter(|b| b.state() != lb_common::backend::BackendState::Absent).count();
-    let tables = [
-        ("services", maps.services.all()?.len(), maps.services.max_entries()?),
-        ("backends", in_use, maps.backend_slots()?.saturating_sub(1)),
-        ("holders", maps.holders.all()?.len(), maps.holders.max_entries()?),
-        ("endpoints", maps.endpoints.list()?.len(), maps.endpoints.max_entries()?),
+/// Entries and limit of each table. The small tables are counted now, the large ones were by the last sweep; those are
+/// left out before the first one.
+fn fill(maps: &Maps, backends: f64, health: &Health) -> Result<Vec<(Labels<1>, f64, f64)>, MapsError> {
+    let counted = [
+        ("interfaces", count(maps.interfaces.all()?.len()), maps.interfaces.max_entries()),
+        ("services", count(maps.services.list()?.len()), maps.services.max_entries()?),
+        // Slot 0 is never used.
+        ("backends", backends, maps.backend_slots()?.saturating_sub(1)),
+        ("holders", count(maps.holders.list()?.len()), maps.holders.max_entries()?),
     ];
-    Ok(tables
-        .map(|(name, entries, limit)| ([("table", name.to_owned())], count(entries), f64::from(limit)))
-        .into())
+    let swept = [
+        ("endpoints", maps.endpoints.max_entries()?),
+        ("flows", maps.flows.max_entries()?),
+        ("replies", maps.replies.max_entries()?),
+        ("handshakes", maps.handshakes.max_entries()?),
+        ("handshake_replies", maps.handshake_replies.max_entries()?),
+    ];
+    let swept = swept
+        .into_iter()
+        .filter_map(|(table, limit)| Some((table, *health.swept.entries.get(table)? as f64, limit)));
+    let labelled = |(table, entries, limit): (&str, f64, u32)| {
+        ([("table", table.to_owned())], entries, f64::from(limit))
+    };
+    Ok(counted.into_iter().chain(swept).map(labelled).collect())
 }
 
 fn count(entries: usize) -> f64 {

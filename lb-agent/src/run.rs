@@ -40,6 +40,9 @@ pub struct Agent {
     pub health: Publisher,
 }
 
+/// A sweep that runs, and in the end what it found and how long it took.
+type Sweep = JoinHandle<anyhow::Result<(Swept, Duration)>>;
+
 /// How soon a pass that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -86,14 +89,20 @@ impl Agent {
         let mut node_changes =
             crate::node::watch::start().context("watch the node's interfaces, rules and routes")?;
         let mut memory = Memory::new(State::new(&self.node, self.policy.clone()));
+        self.health.send_modify(|health| {
+            (health.alive, health.period) = (Some(Instant::now()), self.period);
+        });
         // Which marks connections carry must be known before one is taken from a holder or given to another.
         match finished(&mut Some(self.sweep())).await {
-            Ok(swept) => memory.busy.marks = swept.marks,
+            Ok((swept, duration)) => {
+                memory.busy.marks.clone_from(&swept.marks);
+                self.health.send_modify(|health| health.note_sweep(swept, duration));
+            }
             Err(error) => error!("sweep: {error:#}"),
         }
         let mut period = interval_at(tokio::time::Instant::now() + self.period, self.period);
         period.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut sweeping: Option<JoinHandle<anyhow::Result<Swept>>> = None;
+        let mut sweeping: Option<Sweep> = None;
         let mut look = Some(Look::EVERYTHING);
         loop {
             if let Some(look) = look {
@@ -132,15 +141,15 @@ impl Agent {
     /// The pass that is due after a sweep, if one is.
     fn heed(
         &self,
-        swept: anyhow::Result<Swept>,
+        swept: anyhow::Result<(Swept, Duration)>,
         reconciler: &Reconciler,
         memory: &mut Memory,
     ) -> Option<Look> {
         match swept {
-            Ok(swept) => {
+            Ok((swept, duration)) => {
                 let is_due = reconciler.awaits_sweep() || memory.busy.marks != swept.marks;
                 memory.busy = Busy { marks: swept.marks.clone(), sweeps: memory.busy.sweeps + 1 };
-                self.health.send_modify(|health| health.swept = swept);
+                self.health.send_modify(|health| health.note_sweep(swept, duration));
                 is_due.then(Look::default)
             }
             Err(error) => {
@@ -182,7 +191,7 @@ impl Agent {
             health.is_ready = is_ready;
             if is_ready {
                 (health.synced, health.duration) = (Some(Instant::now()), begun.elapsed());
-            } else {
+            } else if !memory.was_done {
                 health.failures += 1;
             }
         });
@@ -280,13 +289,14 @@ impl Agent {
     }
 
     /// In a thread of its own: a full table takes a second.
-    fn sweep(&self) -> JoinHandle<anyhow::Result<Swept>> {
+    fn sweep(&self) -> Sweep {
         let (pins, timeouts) = (self.pins.clone(), self.timeouts);
         tokio::task::spawn_blocking(move || {
+            let begun = Instant::now();
             let mut maps = Maps::open(&pins)?;
             let swept = sweep::sweep(&mut maps, &timeouts, sweep::now())?;
             debug!(?swept, "swept the flow tables");
-            Ok(swept)
+            Ok((swept, begun.elapsed()))
         })
     }
 }
@@ -329,7 +339,7 @@ fn compare(reconciler: &mut Reconciler) -> Option<Look> {
 }
 
 /// Waits for a sweep that runs; for ever where none does.
-async fn finished(sweeping: &mut Option<JoinHandle<anyhow::Result<Swept>>>) -> anyhow::Result<Swept> {
+async fn finished(sweeping: &mut Option<Sweep>) -> anyhow::Result<(Swept, Duration)> {
     match sweeping {
         Some(task) => task.await.context("the sweep was cut off")?,
         None => std::future::pending().await,

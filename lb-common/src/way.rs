@@ -50,6 +50,14 @@ impl BackendWay {
         }
         Some(Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes })
     }
+
+    /// The way that was kept last, whether it still holds or not: for people.
+    pub const fn last(&self) -> Option<Way> {
+        if self.interface == 0 {
+            return None;
+        }
+        Some(Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes })
+    }
 }
 
 const _: () = assert!(size_of::<BackendWay>() == 20);

@@ -21,6 +21,7 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     name: String,
+    app: String,
     address: Ipv4Addr,
     affinity: &'static str,
     ports: Vec<Port>,
@@ -49,15 +50,32 @@ pub struct Endpoint {
 }
 
 impl Service {
-    /// Without ports yet.
+    /// Without ports yet. On an API its pods are those with its name as the label `app`.
     pub fn new(name: &str, address: Ipv4Addr) -> Self {
-        Self { name: name.to_owned(), address, affinity: "None", ports: Vec::new() }
+        Self {
+            name: name.to_owned(),
+            app: name.to_owned(),
+            address,
+            affinity: "None",
+            ports: Vec::new(),
+        }
+    }
+
+    /// With the pods of that label `app`.
+    #[must_use]
+    pub fn selecting(self, app: &str) -> Self {
+        Self { app: app.to_owned(), ..self }
     }
 
     /// With session affinity by the client's address.
     #[must_use]
     pub fn sticky(self) -> Self {
         Self { affinity: "ClientIP", ..self }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// With a TCP port that leads to the pods' `target`.
@@ -77,12 +95,13 @@ impl Service {
         self
     }
 
-    fn manifest(&self) -> String {
-        let Self { name, address, affinity, ports } = self;
+    /// As it is applied to an API.
+    pub fn manifest(&self) -> String {
+        let Self { name, app, address, affinity, ports } = self;
         let mut text = format!(
             "apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\n  namespace: {NAMESPACE}\nspec:\n  \
              type: LoadBalancer\n  loadBalancerClass: reweave.levk.dev/node-address\n  loadBalancerIP: {address}\n  \
-             sessionAffinity: {affinity}\n  ports:\n"
+             sessionAffinity: {affinity}\n  selector: {{app: {app}}}\n  ports:\n"
         );
         for Port { protocol, port, target } in ports {
             let name = port_name(protocol, *port);
@@ -269,6 +288,7 @@ spec:
   type: LoadBalancer
   loadBalancerClass: reweave.levk.dev/node-address
   loadBalancerIP: 192.0.2.101
+  selector: {app: web}
   ports:
   - {name: tcp-80, protocol: TCP, port: 80, targetPort: 8080}
   - {name: udp-53, protocol: UDP, port: 53, targetPort: 53}

@@ -27,6 +27,7 @@ pub fn unless<T, E: Display>(needed: Result<T, E>) -> Option<T> {
     }
 }
 
-fn is_ci() -> bool {
+/// Whether the environment variable `CI` is set.
+pub fn is_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty())
 }

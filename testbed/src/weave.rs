@@ -343,18 +343,24 @@ impl Testbed {
     /// # Errors
     /// When [`Options::agent`] is not set or cannot be run.
     pub fn start_agent(&self, node: u8, more: &[&str]) -> Result<Process> {
+        self.start_agent_on("--manifests", self.cluster.directory(), node, more)
+    }
+
+    /// The same on a Kubernetes API, as the user of a kubeconfig.
+    ///
+    /// # Errors
+    /// When [`Options::agent`] is not set or cannot be run.
+    pub fn start_agent_as(&self, kubeconfig: &Path, node: u8, more: &[&str]) -> Result<Process> {
+        self.start_agent_on("--kubeconfig", kubeconfig, node, more)
+    }
+
+    fn start_agent_on(&self, source: &str, file: &Path, node: u8, more: &[&str]) -> Result<Process> {
         let host = self.node(node);
         let state = self.run.files().join("state").join(host.name());
         std::fs::create_dir_all(&state)?;
-        let mut words = vec![path(self.agent()?)?, "run", "--node", host.name(), "--manifests"];
+        let mut words = vec![path(self.agent()?)?, "run", "--node", host.name(), source, path(file)?];
         let pins = self.pins(node);
-        words.extend([
-            path(self.cluster.directory())?,
-            "--bpffs",
-            path(&pins)?,
-            "--state-dir",
-            path(&state)?,
-        ]);
+        words.extend(["--bpffs", path(&pins)?, "--state-dir", path(&state)?]);
         words.extend(more);
         host.spawn("agent", &words)
     }

@@ -18,6 +18,7 @@ use lb_common::sieve::SIEVE_WORDS;
 use lb_common::way::BackendWay;
 use std::fmt::Write as _;
 use std::fs;
+use testbed::kubernetes::Binaries;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -32,9 +33,24 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    documents(args)?;
+    drawn(args, &manifests::programs()?)
+}
+
+/// Those out of the code.
+pub(crate) fn documents(args: &Args) -> Result<()> {
+    settle(args, vec![("docs/reasons.md".to_owned(), reasons()), ("docs/maps.md".to_owned(), maps()?)])
+}
+
+/// Those out of the chart.
+pub(crate) fn drawn(args: &Args, programs: &Binaries) -> Result<()> {
+    settle(args, manifests::all(programs)?)
+}
+
+/// Writes the files that are not as they should be, or names them in an error.
+fn settle(args: &Args, files: Vec<(String, String)>) -> Result<()> {
     let mut stale = Vec::new();
-    let documents = [("docs/reasons.md".to_owned(), reasons()), ("docs/maps.md".to_owned(), maps()?)];
-    for (file, text) in documents.into_iter().chain(manifests::all()?) {
+    for (file, text) in files {
         let path = sh::workspace().join(&file);
         if fs::read_to_string(&path).is_ok_and(|found| found == text) {
             continue;

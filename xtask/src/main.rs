@@ -11,7 +11,6 @@ mod manifests;
 mod setup;
 mod sh;
 mod test;
-mod tools;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

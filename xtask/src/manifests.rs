@@ -1,11 +1,12 @@
 //! The chart, drawn: what `kubectl apply -k` and `-f` take from `deploy/manifests`.
 
-use crate::{sh, tools};
+use crate::sh;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use testbed::kubernetes::{Binaries, Program, Unavailable};
 
 /// Where `helm install` and we put it.
 const NAMESPACE: &str = "kube-system";
@@ -57,18 +58,23 @@ fn chart() -> PathBuf {
     sh::workspace().join("deploy/chart/reweave-lb")
 }
 
+/// What draws: Helm, and the kustomize in kubectl. Of the releases that tests on a Kubernetes API use.
+pub(crate) fn programs() -> Result<Binaries, Unavailable> {
+    Binaries::find_only(&[Program::Helm, Program::Kubectl])
+}
+
 /// Every file that is drawn, relative to the workspace, with its content.
-pub(crate) fn all() -> Result<Vec<(String, String)>> {
-    let helm = tools::helm()?;
-    VARIANTS.iter().map(|variant| Ok((variant.file(), variant.draw(&helm)?))).collect()
+pub(crate) fn all(programs: &Binaries) -> Result<Vec<(String, String)>> {
+    let helm = programs.path(Program::Helm);
+    VARIANTS.iter().map(|variant| Ok((variant.file(), variant.draw(helm)?))).collect()
 }
 
 /// What can be told of the chart without a cluster: Helm finds no fault in it, refuses what is misspelt, and kustomize
 /// makes of each directory what is drawn there.
-pub(crate) fn check() -> Result<()> {
-    let helm = tools::helm()?;
+pub(crate) fn check(programs: &Binaries) -> Result<()> {
+    let helm = programs.path(Program::Helm);
     for Variant { values, .. } in &VARIANTS {
-        let mut command = Command::new(&helm);
+        let mut command = Command::new(helm);
         command.args(["lint", "--strict", "--quiet"]).arg(chart());
         if let Some(values) = values {
             command.arg("--values").arg(chart().join("ci").join(format!("{values}-values.yaml")));
@@ -76,17 +82,17 @@ pub(crate) fn check() -> Result<()> {
         sh::run(&mut command)?;
     }
     same_version()?;
-    refuses(&helm, "agent.uplnk=eth0", "uplnk")?;
-    refuses(&helm, "agent.max-flows=many", "max-flows")?;
-    refuses(&helm, "tolerance=1", "tolerance")?;
-    refuses(&helm, "podMonitor.enabled=true", "agent.listen")?;
-    let kustomize = tools::kustomize()?;
+    refuses(helm, "agent.uplnk=eth0", "uplnk")?;
+    refuses(helm, "agent.max-flows=many", "max-flows")?;
+    refuses(helm, "tolerance=1", "tolerance")?;
+    refuses(helm, "podMonitor.enabled=true", "agent.listen")?;
+    let kubectl = programs.path(Program::Kubectl);
     for variant in &VARIANTS {
         let directory = sh::workspace().join(variant.directory);
         if !directory.join("kustomization.yaml").is_file() {
             continue;
         }
-        let built = sh::output(Command::new(&kustomize).arg("build").arg(&directory))?;
+        let built = sh::output(Command::new(kubectl).arg("kustomize").arg(&directory))?;
         ensure!(
             in_order(&objects(&built)?) == in_order(&drawn(variant.directory)?),
             "`kubectl apply -k {}` would not apply what is in its install.yaml",

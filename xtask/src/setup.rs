@@ -48,18 +48,20 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Go, which builds what tests on a Kubernetes API run. Demo and build do without it, so that a machine which cannot have
-/// it is no failure here.
+/// Go, which builds what tests on a Kubernetes API run, and what draws the chart. Demo and build do without it, so that a
+/// machine which cannot have it is no failure here.
 pub(crate) fn kubernetes() -> Result<()> {
     let Err(reason) = Binaries::can_be_had() else { return Ok(()) };
     if find_program("go").is_none() && find_program("apt-get").is_some() {
         refresh_lists()?;
         if packaged_go_is_new_enough() {
-            say("tests on a Kubernetes API need Go");
+            say("the chart and tests on a Kubernetes API need Go");
             return install(&["golang-go"]);
         }
     }
-    say(&format!("tests on a Kubernetes API will be skipped: {reason}"));
+    say(&format!(
+        "without Kubernetes there is no look at the chart, no test and no demo on its API. {reason}"
+    ));
     Ok(())
 }
 

@@ -122,7 +122,7 @@ mod tests {
         for line in [
             "running 4 tests",
             "test policy::holds ... ok",
-            "SKIPPED kubernetes::it_starts: no Kubernetes to test with, because `go` cannot be run",
+            "SKIPPED kubernetes::it_starts: Kubernetes' programs cannot be had: `go` cannot be run",
             "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s",
             "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.20s",
         ] {

@@ -145,11 +145,29 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let entries = collect(maps.flows.list()?, maps.handshakes.list()?, |key, _| {
             args.wants_client(key.source.into()) && args.wants_service(key)
         });
+        if entries.is_empty() && args.wants_all() {
+            point_at_replies(&maps)?;
+        }
         args.look.print_rows(&own(&maps, args.limited(&entries), now)?)
     }
 }
 
+/// A node that holds no address is asked for its connections too.
+fn point_at_replies(maps: &Maps) -> Result<(), MapsError> {
+    let others = maps.replies.list()?.iter().filter(|(_, reply)| reply.kind() == ReplyKind::Mark).count();
+    if others != 0 {
+        eprintln!(
+            "lb-agent: none to an address of this node; --replies shows {others} that others forward to pods here"
+        );
+    }
+    Ok(())
+}
+
 impl Args {
+    fn wants_all(&self) -> bool {
+        self.client.is_none() && self.service.is_none()
+    }
+
     fn wants_client(&self, client: Ipv4Addr) -> bool {
         self.client.is_none_or(|wanted| wanted == client)
     }

@@ -1,6 +1,9 @@
 //! `lb-agent status`: the datapath on one screen.
 
+use super::program::{self, Device, Program};
 use super::render::{self, Column, Look, Row, numbers, short_bytes, words};
+use crate::datapath::attach::Direction;
+use crate::datapath::loaded;
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::pins::LAYOUT;
 use lb_common::backend::{Backend, BackendState};
@@ -20,6 +23,8 @@ pub struct Args {
 struct Status {
     pins: PathBuf,
     layout: u32,
+    program: Program,
+    interfaces: Vec<Device>,
     tables: Vec<Fill>,
     backends_active: usize,
     backends_draining: usize,
@@ -88,11 +93,12 @@ impl Row for Total {
 /// When there is no datapath, or its maps cannot be read.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let maps = args.look.maps()?;
-    let status = read(&maps, args.look.pins().maps())?;
+    let loaded = loaded::find(&args.look.pins(), Direction::Ingress.program())?;
+    let status = read(&maps, args.look.pins().maps(), Program::new(loaded))?;
     args.look.print(&status, || text(&status))
 }
 
-fn read(maps: &Maps, pins: PathBuf) -> Result<Status, MapsError> {
+fn read(maps: &Maps, pins: PathBuf, program: Program) -> Result<Status, MapsError> {
     let flows = maps.flows.list()?;
     let handshakes = maps.handshakes.list()?;
     let replies = maps.replies.list()?;
@@ -134,6 +140,8 @@ fn read(maps: &Maps, pins: PathBuf) -> Result<Status, MapsError> {
     Ok(Status {
         pins,
         layout: LAYOUT,
+        program,
+        interfaces: program::devices(&maps.interfaces.all()?),
         tables,
         backends_active,
         backends_draining,
@@ -156,11 +164,24 @@ fn totals(maps: &Maps) -> Result<Vec<Total>, MapsError> {
 }
 
 fn text(status: &Status) -> String {
-    let Status { pins, layout, tables, backends_active, backends_draining, flows, outcomes } = status;
+    let Status {
+        pins,
+        layout,
+        program,
+        interfaces,
+        tables,
+        backends_active,
+        backends_draining,
+        flows,
+        outcomes,
+    } = status;
     let seen: Vec<&InState> = flows.iter().filter(|row| row.own + row.forwarded_here != 0).collect();
     format!(
-        "Maps in {}, layout {layout}\nBackends: {backends_active} active, {backends_draining} draining\n\n{}\n{}\n{}",
+        "Maps in {}, layout {layout}\nProgram: {}\nInterfaces: {}\n\
+         Backends: {backends_active} active, {backends_draining} draining\n\n{}\n{}\n{}",
         pins.display(),
+        program.text(),
+        program::name_all(interfaces),
         render::table(tables),
         if seen.is_empty() { "No connections\n".to_owned() } else { render::table(&seen) },
         render::table(outcomes),

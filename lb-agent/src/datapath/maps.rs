@@ -304,6 +304,16 @@ impl Maps {
         self.rings.set(tables)
     }
 
+    /// The sieve's words, by index.
+    pub fn sieve_words(&self) -> Result<Vec<u64>, MapsError> {
+        self.sieve.words()
+    }
+
+    /// Replaces the sieve's words. Only for maps that no packet of the node comes to: a bit that is taken back hides entries.
+    pub fn set_sieve_words(&mut self, words: &[u64]) -> Result<(), MapsError> {
+        self.sieve.set_words(words)
+    }
+
     /// Packets and bytes by reason, all CPUs together; reasons without a packet are left out.
     pub fn outcomes(&self) -> Result<BTreeMap<Reason, Outcome>, MapsError> {
         let array: PerCpuArray<&MapData, Outcome> =

@@ -2,12 +2,15 @@
 
 pub mod attach;
 mod clsact;
+pub mod copies;
 pub mod load;
+pub mod loaded;
 pub mod maps;
 pub mod pins;
 pub mod plan;
 mod rings;
 pub mod roles;
+pub mod sandbox;
 pub mod sieve;
 pub mod sweep;
 mod sys;

@@ -1,11 +1,13 @@
 //! The sieve, and the tables whose keys must be in it: see [`lb_common::sieve`].
 
 use super::maps::{MapsError, Table, failed};
+use super::sys;
 use aya::maps::{Array, Map, MapData};
 use lb_common::holder::EndpointKey;
 use lb_common::service::ServiceKey;
-use lb_common::sieve::Bit;
+use lb_common::sieve::{Bit, SIEVE_WORDS};
 use std::ops::Deref;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const NAME: &str = "sieve";
@@ -30,6 +32,31 @@ impl Sieve {
             words.set(bit.word, word | bit.mask, 0).map_err(failed(NAME, "write"))?;
         }
         Ok(())
+    }
+
+    pub(super) fn words(&self) -> Result<Vec<u64>, MapsError> {
+        let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut words: Vec<(u32, u64)> = sys::read_all(fd(&map)?, SIEVE_WORDS)
+            .map_err(|source| MapsError::Batch { name: NAME, action: "read", source })?;
+        words.sort_unstable_by_key(|(index, _)| *index);
+        Ok(words.into_iter().map(|(_, word)| word).collect())
+    }
+
+    pub(super) fn set_words(&self, words: &[u64]) -> Result<(), MapsError> {
+        let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let indices: Vec<u32> = (0..SIEVE_WORDS).take(words.len()).collect();
+        sys::write_all(fd(&map)?, &indices, words).map_err(|source| MapsError::Batch {
+            name: NAME,
+            action: "write",
+            source,
+        })
+    }
+}
+
+fn fd(map: &Map) -> Result<BorrowedFd<'_>, MapsError> {
+    match map {
+        Map::Array(data) => Ok(data.fd().as_fd()),
+        _ => Err(MapsError::Missing { name: NAME }),
     }
 }
 

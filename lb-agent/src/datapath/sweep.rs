@@ -29,6 +29,8 @@ pub struct Swept {
     pub removed_replies: u64,
     /// Marks that connections still carry.
     pub marks: BTreeSet<u8>,
+    /// Entries that stay in the tables that are too large to be counted at each scrape, by table.
+    pub entries: BTreeMap<&'static str, u64>,
 }
 
 /// Sweeps both tables once. `now` is in seconds of `CLOCK_MONOTONIC`.
@@ -48,7 +50,9 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
             alive.insert(key);
         }
     }
+    let mut replies = 0;
     for (key, reply) in maps.replies.list()? {
+        replies += 1;
         if is_orphan(&key, &reply, &alive, timeouts, now) {
             // A flow may have been established since the flows were read.
             if reply.kind() == ReplyKind::Translate && maps.flows.get(&client_key(&key, &reply))?.is_some() {
@@ -62,7 +66,16 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
         }
     }
     // Nobody takes these away but newer ones; one whose time is over carries nothing any more.
-    for (key, reply) in maps.handshake_replies.list()? {
+    let handshake_replies = maps.handshake_replies.list()?;
+    swept.entries = [
+        ("flows", count(alive.len())),
+        ("replies", replies - swept.removed_replies),
+        ("handshakes", count(maps.handshakes.list()?.len())),
+        ("handshake_replies", count(handshake_replies.len())),
+        ("endpoints", count(maps.endpoints.list()?.len())),
+    ]
+    .into();
+    for (key, reply) in handshake_replies {
         let is_idle = is_idle(key.protocol, reply.state(), reply.last_seen, timeouts, now);
         if reply.kind() == ReplyKind::Mark && !is_idle {
             swept.marks.insert(reply.mark);
@@ -88,6 +101,10 @@ fn is_orphan(key: &FlowKey, reply: &Reply, alive: &BTreeSet<FlowKey>, timeouts: 
 
 fn is_idle(protocol: Protocol, state: State, last_seen: u32, timeouts: &Timeouts, now: u32) -> bool {
     now.saturating_sub(last_seen) > timeouts.of(state, protocol == Protocol::UDP)
+}
+
+fn count(entries: usize) -> u64 {
+    entries as u64
 }
 
 /// The tuple that the client sends.

@@ -54,6 +54,25 @@ fn bpftool(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// `docs/debugging.md` asks bpftool for keys, byte by byte.
+#[test]
+fn the_keys_of_the_walk_through_are_those_of_the_maps() {
+    let mut datapath = example();
+    let flow = Flow::new(1, 1, 1, Path::Redirect, State::Established, LAST_SEEN);
+    datapath.maps.flows.insert(&key([198, 51, 100, 10], 20_003, [192, 0, 2, 101], 80), &flow).unwrap();
+    let text =
+        fs::read_to_string(FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../docs/debugging.md")).unwrap();
+    let mut asked = Vec::new();
+    for line in text.lines() {
+        let Some(words) = line.strip_prefix("$ bpftool map lookup pinned ") else { continue };
+        let words: Vec<&str> = words.split_whitespace().take_while(|word| *word != "#").collect();
+        let pin = datapath.pin(words[0]);
+        bpftool(&[&["map", "lookup", "pinned", pin.to_str().unwrap()], &words[1..]].concat());
+        asked.push(words[0]);
+    }
+    assert_eq!(asked, ["services", "backends", "flows"]);
+}
+
 /// The served port of the examples.
 fn web() -> ServiceKey {
     ServiceKey::new(Ipv4::new([192, 0, 2, 101]), Port::new(80), Protocol::TCP)

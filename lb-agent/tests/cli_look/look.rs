@@ -133,6 +133,21 @@ fn flows_can_be_chosen_and_limited() {
 }
 
 #[test]
+fn a_node_that_holds_nothing_points_at_what_others_forward_to_it() {
+    let mut datapath = Datapath::filled();
+    for (key, _) in datapath.maps.flows.list().unwrap() {
+        datapath.maps.flows.remove(&key).unwrap();
+    }
+    for (key, _) in datapath.maps.handshakes.list().unwrap() {
+        datapath.maps.handshakes.remove(&key).unwrap();
+    }
+    let output = agent(&["flows", "--bpffs", datapath.directory().to_str().unwrap()]);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "none\n");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("--replies shows 1 that others forward to pods here"), "{said}");
+}
+
+#[test]
 fn replies_are_the_connections_that_others_forward_here() {
     let datapath = Datapath::filled();
     let mut replies = ask_json(&datapath, &["flows", "--replies"]);
@@ -234,9 +249,11 @@ fn status_is_the_whole_datapath_on_one_screen() {
 
     let text = ask(&datapath, &["status"]);
     let beginning = format!(
-        "Maps in {}/maps-v2, layout 2\nBackends: 2 active, 1 draining\n\n\
+        "Maps in {}/maps-v2, layout 2\nProgram: id {}, forwarding by redirect, mark shift 24\n\
+         Interfaces: lo uplink+pods\nBackends: 2 active, 1 draining\n\n\
          TABLE              ENTRIES  LIMIT    FULL\n",
-        datapath.directory().display()
+        datapath.directory().display(),
+        status["program"]["id"]
     );
     assert!(text.starts_with(&beginning), "{text}");
     assert!(text.contains("\nservices                 3     16  18.8 %\n"), "{text}");

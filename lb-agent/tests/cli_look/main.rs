@@ -4,8 +4,10 @@
 
 mod datapath;
 mod dumps;
+mod explain;
 mod http;
 mod look;
+mod metrics;
 mod preflight;
 
 use std::process::{Command, Output};

@@ -2,8 +2,10 @@
 
 use crate::frame::{End, Frame};
 use crate::lab::{Device, Hook, LIMITS, Lab, diff};
+use lb_agent::datapath::attach::Direction;
 use lb_agent::datapath::load::Limits;
 use lb_agent::datapath::maps::Table;
+use lb_agent::datapath::sandbox::Verdict;
 use lb_agent::datapath::testrun::Meta;
 use lb_common::config::Config;
 use lb_common::flow::{Flow, FlowKey, Reply, State};
@@ -209,13 +211,42 @@ impl Send {
         self.expected.as_ref().unwrap().reason
     }
 
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        match self.hook {
+            Hook::Ingress => Direction::Ingress,
+            Hook::Egress => Direction::Egress,
+        }
+    }
+
+    /// What the kernel says of it, in the calling thread's namespace.
+    pub(crate) fn meta(&self) -> Meta {
+        Meta { interface: self.device.index(), mark: self.mark, gso_size: self.gso_size }
+    }
+
+    /// Compares what the program did elsewhere with what it must do.
+    pub(crate) fn compare(&self, found: &Verdict) -> Result<(), String> {
+        let Expected { verdict, reason, bytes, mark } = self.expected.as_ref().unwrap();
+        let is_visible = bytes.is_some();
+        let frame = is_visible.then_some(&found.frame);
+        let same = (found.action, found.reason, frame) == (*verdict, *reason, bytes.as_ref())
+            && (!is_visible || found.mark == *mark);
+        if same {
+            Ok(())
+        } else {
+            Err(format!("{found:x?}, not {verdict}, {reason:?}, {bytes:x?}, {mark:#x}"))
+        }
+    }
+
     /// Runs it and compares everything.
     pub(crate) fn run(&self, lab: &mut Lab) -> Result<(), String> {
         let expected = self.expected.as_ref().unwrap();
         let before = lab.maps.outcomes().unwrap();
         let stats_before = self.stats.map(|(service, _)| lab.maps.service_stats(service).unwrap());
-        let meta = Meta { interface: self.device.index(), mark: self.mark, gso_size: self.gso_size };
-        let (verdict, bytes, mark) = lab.run(self.hook, &self.bytes, meta);
+        let (verdict, bytes, mark) = lab.run(self.hook, &self.bytes, self.meta());
         let (bytes, mut wrong) = (bytes.to_vec(), String::new());
 
         let mut counted = Vec::new();

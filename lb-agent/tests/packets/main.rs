@@ -10,6 +10,7 @@
 
 mod case;
 mod cases;
+mod explain;
 mod frame;
 mod fuzz;
 mod lab;
@@ -31,6 +32,10 @@ macro_rules! cases {
 
         fn all() -> Vec<Case> {
             vec![$($(cases::$module::$name(),)+)+]
+        }
+
+        fn names() -> Vec<&'static str> {
+            vec![$($(concat!(stringify!($module), "::", stringify!($name)),)+)+]
         }
     };
 }

@@ -12,15 +12,21 @@ const LENGTH: usize = 8 << 20;
 /// Payload of a UDP datagram that fills the overlay's 1450 bytes: less IP header and UDP header.
 const FULL: usize = 1450 - 28;
 
+/// A file from a new pod, and the connection that it came by.
+fn download(world: &World, node: u8, name: &str) -> (Pod, Echo, Talk) {
+    let pod = world.pod(node, name);
+    let echo = Echo::tcp(&pod, 8080);
+    world.serve("web", Service::new("web", V).tcp(80, 8080), &[pod.endpoint()]);
+    let mut talk = Talk::open(world.testbed.client(), at(V, 80)).unwrap();
+    talk.tell(&format!("send {LENGTH}")).unwrap();
+    assert!(talk.take(LENGTH).unwrap() == pattern(LENGTH), "the download from {name} differs");
+    (pod, echo, talk)
+}
+
 fn whole_files(builder: Builder) {
     let world = builder.start();
     for (node, name) in [(HOLDER, "local"), (2, "remote")] {
-        let pod = world.pod(node, name);
-        let _echo = Echo::tcp(&pod, 8080);
-        world.serve("web", Service::new("web", V).tcp(80, 8080), &[pod.endpoint()]);
-        let mut talk = Talk::open(world.testbed.client(), at(V, 80)).unwrap();
-        talk.tell(&format!("send {LENGTH}")).unwrap();
-        assert!(talk.take(LENGTH).unwrap() == pattern(LENGTH), "the download from {name} differs");
+        let (_pod, _echo, mut talk) = download(&world, node, name);
         talk.tell(&format!("take {LENGTH}")).unwrap();
         talk.give(&pattern(LENGTH)).unwrap();
         assert_eq!(talk.hear().unwrap(), "same", "the upload to {name} differs");
@@ -92,12 +98,7 @@ fn a_download_through_a_narrow_link_arrives() {
         let world = builder.start();
         world.testbed.router().ip(&format!("link set eth1 mtu {NARROW}")).unwrap();
         for (node, name) in [(HOLDER, "local"), (2, "remote")] {
-            let pod = world.pod(node, name);
-            let _echo = Echo::tcp(&pod, 8080);
-            world.serve("web", Service::new("web", V).tcp(80, 8080), &[pod.endpoint()]);
-            let mut talk = Talk::open(world.testbed.client(), at(V, 80)).unwrap();
-            talk.tell(&format!("send {LENGTH}")).unwrap();
-            assert!(talk.take(LENGTH).unwrap() == pattern(LENGTH), "the download from {name} differs");
+            let (pod, _echo, talk) = download(&world, node, name);
             let learnt = pod.run(&["ip", "route", "get", &talk.local().ip().to_string()]).unwrap();
             assert!(learnt.contains(&format!("mtu {NARROW}")), "{name}: {learnt}");
         }

@@ -18,6 +18,7 @@ mod bytes;
 mod collisions;
 mod counters;
 mod endpoints;
+mod explain;
 mod holders;
 mod moving;
 mod not_ours;

@@ -101,13 +101,13 @@ pub struct Unavailable(anyhow::Error);
 
 impl fmt::Display for Unavailable {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "no Kubernetes to test with, because {:#}", self.0)
+        write!(formatter, "Kubernetes' programs cannot be had: {:#}", self.0)
     }
 }
 
 impl std::error::Error for Unavailable {}
 
-/// The files of all programs.
+/// The files of programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binaries {
     files: BTreeMap<Program, PathBuf>,
@@ -121,7 +121,15 @@ impl Binaries {
     /// # Errors
     /// When a program is missing and Go cannot build it: what to install.
     pub fn find() -> Result<Self, Unavailable> {
-        Self::look().map_err(Unavailable)
+        Self::find_only(&Program::ALL)
+    }
+
+    /// The same for some of them: for whoever needs no API.
+    ///
+    /// # Errors
+    /// As [`Binaries::find`].
+    pub fn find_only(programs: &[Program]) -> Result<Self, Unavailable> {
+        Self::look(programs).map_err(Unavailable)
     }
 
     /// Whether [`Binaries::find`] would find all or could build what is missing; quick, and nothing is built.
@@ -138,14 +146,17 @@ impl Binaries {
     }
 
     /// One program's file.
+    ///
+    /// # Panics
+    /// When it is none of those that were looked for.
     pub fn path(&self, program: Program) -> &Path {
         &self.files[&program]
     }
 
-    fn look() -> anyhow::Result<Self> {
+    fn look(programs: &[Program]) -> anyhow::Result<Self> {
         let (mut files, mut missing) = (BTreeMap::new(), Vec::new());
         let cache = cache()?;
-        for program in Program::ALL {
+        for &program in programs {
             let cached = cache.join(program.name());
             match installed(program).or_else(|| cached.is_file().then(|| cached.clone())) {
                 Some(file) => drop(files.insert(program, file)),

@@ -2,7 +2,8 @@
 
 use super::control_plane::ControlPlane;
 use crate::weave::{Pod, Testbed};
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
@@ -52,6 +53,33 @@ impl ControlPlane {
     pub fn remove_pod(&self, pod: &Pod) -> Result<()> {
         let words = ["delete", "pod", pod.name(), "--namespace", NAMESPACE, "--grace-period=0", "--force"];
         self.kubectl(&words).map(drop)
+    }
+
+    /// Adds the pod of a DaemonSet for a node, as its controller and the scheduler would, and returns its name. Nothing runs
+    /// in it; a token can be bound to it.
+    ///
+    /// # Errors
+    /// When there is no such DaemonSet, or the server refuses its pod.
+    pub fn add_daemon_pod(&self, namespace: &str, set: &str, node: &str) -> Result<String> {
+        let template = self.kubectl(&[
+            "get",
+            "daemonset",
+            set,
+            "--namespace",
+            namespace,
+            "--output=jsonpath={.spec.template}",
+        ])?;
+        let mut template: Value = serde_json::from_str(&template).context("no pod template")?;
+        let name = format!("{set}-{node}");
+        template["spec"]["nodeName"] = json!(node);
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "name": name, "namespace": namespace, "labels": template["metadata"]["labels"] },
+            "spec": template["spec"],
+        });
+        self.apply(&pod.to_string())?;
+        Ok(name)
     }
 
     fn apply_with_status(&self, manifests: &str) -> Result<()> {

@@ -8,7 +8,7 @@ use lb_common::addr::Protocol;
 use lb_common::flow::State;
 use lb_common::reason::Reason;
 
-fn local(lab: &mut Lab) {
+pub(crate) fn local(lab: &mut Lab) {
     lab.serve(SERVED, Protocol::TCP, TCP_80, &[Slot::local(1, LOCAL)]);
     lab.serve(SERVED, Protocol::UDP, UDP_80, &[Slot::local(2, LOCAL)]);
 }

@@ -1,0 +1,121 @@
+//! Copies of all map entries that the packets of one connection may look up.
+
+use super::maps::{Maps, MapsError, Table};
+use lb_common::addr::{Mac, Port};
+use lb_common::backend::Backend;
+use lb_common::flow::{Flow, FlowKey, Reply, ReplyKind};
+use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::interface::Interface;
+use lb_common::service::{Service, ServiceKey};
+use std::collections::BTreeMap;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Copies {
+    /// All of them.
+    pub interfaces: BTreeMap<u32, Interface>,
+    /// All of it.
+    pub sieve: Vec<u64>,
+    /// The served port that the packet is addressed to.
+    pub service: Option<(ServiceKey, Service)>,
+    /// Its table.
+    pub ring: Option<Vec<u32>>,
+    /// Those of the table and of the flows, by slot.
+    pub backends: BTreeMap<u32, Backend>,
+    /// The connection's, and those that hold a tuple that it may want.
+    pub flows: BTreeMap<FlowKey, Flow>,
+    /// Likewise.
+    pub handshakes: BTreeMap<FlowKey, Flow>,
+    /// Likewise, by what the backend sends.
+    pub replies: BTreeMap<FlowKey, Reply>,
+    /// Likewise.
+    pub handshake_replies: BTreeMap<FlowKey, Reply>,
+    /// All of them.
+    pub holders: BTreeMap<Mac, Holder>,
+    /// Those at the ends of the tuples above.
+    pub endpoints: BTreeMap<EndpointKey, EndpointHolders>,
+    /// No connection fits any more.
+    pub flows_full: bool,
+    /// No reply fits any more.
+    pub replies_full: bool,
+}
+
+impl Copies {
+    /// Reads what packets with the tuple `key`, and those that answer them, may look up.
+    ///
+    /// # Errors
+    /// A map cannot be read.
+    pub fn read(maps: &Maps, key: &FlowKey) -> Result<Self, MapsError> {
+        let mut copies = Self {
+            interfaces: maps.interfaces.all()?,
+            sieve: maps.sieve_words()?,
+            holders: maps.holders.all()?,
+            flows_full: is_full(&maps.flows)?,
+            replies_full: is_full(&maps.replies)?,
+            ..Self::default()
+        };
+        let slots = maps.backends()?;
+        copies.serve(maps, &slots, key)?;
+        copies.flow(maps, &slots, key)?;
+        // It may be an answer itself, or another holder's forward.
+        copies.reply(maps, &slots, key)?;
+        copies.reply(maps, &slots, &key.reversed())?;
+        let backends: Vec<Backend> = copies.backends.values().copied().collect();
+        for backend in backends {
+            let answer = key.with_destination(backend.address, backend.port).reversed();
+            copies.reply(maps, &slots, &answer)?;
+        }
+        Ok(copies)
+    }
+
+    /// The served port and its table.
+    fn serve(&mut self, maps: &Maps, slots: &[Backend], key: &FlowKey) -> Result<(), MapsError> {
+        let served = ServiceKey::new(key.destination, key.destination_port, key.protocol);
+        let Some(service) = maps.services.get(&served)? else { return Ok(()) };
+        self.service = Some((served, service));
+        self.ring = maps.ring(service.id)?;
+        for slot in self.ring.iter().flatten() {
+            self.backends.extend(slots.get(*slot as usize).map(|backend| (*slot, *backend)));
+        }
+        Ok(())
+    }
+
+    /// What is known of the connection that begins with a client's tuple.
+    fn flow(&mut self, maps: &Maps, slots: &[Backend], key: &FlowKey) -> Result<(), MapsError> {
+        let (flow, handshake) = (maps.flows.get(key)?, maps.handshakes.get(key)?);
+        self.flows.extend(flow.map(|flow| (*key, flow)));
+        self.handshakes.extend(handshake.map(|flow| (*key, flow)));
+        for flow in flow.into_iter().chain(handshake) {
+            self.backends.extend(slots.get(flow.backend as usize).map(|backend| (flow.backend, *backend)));
+        }
+        Ok(())
+    }
+
+    /// What is known of the tuple that a backend sends, and whose it is.
+    fn reply(&mut self, maps: &Maps, slots: &[Backend], key: &FlowKey) -> Result<(), MapsError> {
+        let (reply, handshake) = (maps.replies.get(key)?, maps.handshake_replies.get(key)?);
+        self.replies.extend(reply.map(|reply| (*key, reply)));
+        self.handshake_replies.extend(handshake.map(|reply| (*key, reply)));
+        for reply in reply.into_iter().chain(handshake) {
+            if reply.kind() == ReplyKind::Translate {
+                self.flow(maps, slots, &key.reversed().with_destination(reply.address, reply.port))?;
+            }
+        }
+        let endpoint = EndpointKey::new(key.source, key.source_port, key.protocol);
+        self.endpoints.extend(maps.endpoints.get(&endpoint)?.map(|holders| (endpoint, holders)));
+        Ok(())
+    }
+
+    /// The slot of an endpoint, the one in use before others.
+    pub fn slot_of(&self, address: lb_common::addr::Ipv4, port: Port) -> Option<(u32, Backend)> {
+        let mut found = self.backends.iter().filter(|(_, b)| b.address == address && b.port == port);
+        let ours = |b: &Backend| self.service.is_some_and(|(_, service)| service.id == b.service);
+        let first = found.clone().find(|(_, backend)| ours(backend)).or_else(|| found.next());
+        first.map(|(slot, backend)| (*slot, *backend))
+    }
+}
+
+/// Counted entry by entry: the kernel does not say how many there are.
+fn is_full<V: aya::Pod + Default>(table: &Table<FlowKey, V>) -> Result<bool, MapsError> {
+    Ok(table.list()?.len() >= table.max_entries()? as usize)
+}
