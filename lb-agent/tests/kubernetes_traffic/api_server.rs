@@ -45,6 +45,33 @@ fn a_server_that_is_killed_disturbs_nothing_and_its_news_are_heard_after() {
     world.await_served_by(address, &[]);
 }
 
+/// Packets are dropped, nobody refuses or closes anything: to the agent's kernel the watches are alive.
+#[test]
+fn a_server_that_falls_silent_is_noticed_and_its_news_are_heard_after() {
+    let Some(mut world) = shared::world() else { return };
+    let address = world.held_by(1);
+    let other = world.held_by(1);
+    world.serve("steady", address);
+    world.serve("ending", other);
+    let mut talks = world.talks(address);
+    world.stop_agent(1);
+    world.start_agent_with(1, &["--api-silence=3"]);
+    world.await_node_ready(1);
+    let drop_all =
+        "table ip silence { chain c { type filter hook prerouting priority -300; tcp sport 6443 drop; }; }";
+    world.node(1).feed(&["nft", "-f", "-"], drop_all).unwrap();
+    world.await_said(1, "last good state stays in force");
+    assert_eq!(world.readyz(1).unwrap(), "ok");
+    world.kubectl(&["delete", "service", "ending"]);
+    check_traffic(&world, &mut talks, address, "in the silence");
+    assert_eq!(world.servers_of(other).unwrap(), [1], "it cannot have heard");
+    world.node(1).run(&["nft", "delete", "table", "ip", "silence"]).unwrap();
+    world.await_served_by(other, &[]);
+    let fresh = world.held_by(1);
+    world.serve("news", fresh);
+    world.stop_agent(1);
+}
+
 /// An empty store has no Services, no Nodes and no ServiceAccounts: nobody is to believe it.
 #[test]
 fn a_store_that_was_wiped_disturbs_nothing_until_it_is_restored() {

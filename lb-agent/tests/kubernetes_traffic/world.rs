@@ -135,8 +135,13 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
     }
 
     pub(crate) fn start_agent(&mut self, node: u8) {
+        self.start_agent_with(node, &[]);
+    }
+
+    /// With more arguments than usual.
+    pub(crate) fn start_agent_with(&mut self, node: u8, more: &[&str]) {
         let state = self.testbed.directory().join(format!("state/n{node}"));
-        let words = [
+        let mut words = vec![
             AGENT.to_owned(),
             "run".to_owned(),
             format!("--node=n{node}"),
@@ -150,6 +155,7 @@ spec: {{nodeName: n{node}, serviceAccountName: reweave-lb, containers: [{{name: 
             "--max-backends=10000".to_owned(),
             "--max-endpoints=20000".to_owned(),
         ];
+        words.extend(more.iter().map(|&word| word.to_owned()));
         let log = self.testbed.directory().join(format!("logs/n{node}-agent.log"));
         let begin = fs::read(log).map_or(0, |log| log.len());
         let process = self.node(node).spawn("agent", &words).unwrap();
