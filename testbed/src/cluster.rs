@@ -52,13 +52,7 @@ pub struct Endpoint {
 impl Service {
     /// Without ports yet. On an API its pods are those with its name as the label `app`.
     pub fn new(name: &str, address: Ipv4Addr) -> Self {
-        Self {
-            name: name.to_owned(),
-            app: name.to_owned(),
-            address,
-            affinity: "None",
-            ports: Vec::new(),
-        }
+        Self { name: name.to_owned(), app: name.to_owned(), address, affinity: "None", ports: Vec::new() }
     }
 
     /// With the pods of that label `app`.
