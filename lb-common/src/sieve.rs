@@ -3,17 +3,19 @@
 //! A bit says "perhaps": the hash maps decide. It is set before an entry that it stands for is written, and stays set, since
 //! one that is set in vain costs time alone, while one that is missing would hide an entry.
 
-use crate::addr::Port;
+use crate::addr::{Mac, Port};
 use crate::service::ServiceKey;
 
 /// Bits for the keys of `services`, by a hash. With 10,000 served ports one foreign packet in 26 is looked up in vain.
 const SERVED_BITS: u32 = 1 << 18;
 /// A bit for each port number of backends and endpoints. Their addresses come and go, and would fill it in the long run.
 const BACKEND_BITS: u32 = 1 << 16;
+/// Bits for the link-layer addresses of other holders, by a hash.
+const HOLDER_BITS: u32 = 1 << 16;
 const WORD: u32 = 64;
 
 /// Words of the `sieve` map.
-pub const SIEVE_WORDS: u32 = (SERVED_BITS + BACKEND_BITS) / WORD;
+pub const SIEVE_WORDS: u32 = (SERVED_BITS + BACKEND_BITS + HOLDER_BITS) / WORD;
 
 /// A bit of the sieve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,24 +30,39 @@ impl Bit {
     /// For packets to a served port.
     #[inline(always)]
     pub const fn of_service(key: &ServiceKey) -> Self {
-        let [a, b, c, d] = key.address.octets();
-        let address = u32::from_ne_bytes([a, b, c, d]);
-        let rest = (key.port.number() as u32) << 8 | key.protocol.number() as u32;
-        // Multiplication by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4).
-        let hash = (address ^ rest.rotate_left(13)).wrapping_mul(0x9e37_79b9);
-        Self::at(hash >> (u32::BITS - SERVED_BITS.trailing_zeros()))
+        let address = key.address.to_ne() as u64;
+        let port = (key.port.number() as u64) << 32;
+        let protocol = (key.protocol.number() as u64) << 48;
+        Self::at(hash(address | port | protocol, SERVED_BITS))
     }
 
-    /// For packets from a backend's port, and for another holder's to it, whichever the protocol.
+    /// For packets from a backend's port, whichever the protocol.
     #[inline(always)]
     pub const fn of_backend(port: Port) -> Self {
         Self::at(SERVED_BITS + port.number() as u32)
+    }
+
+    /// For frames that a holder sends.
+    #[inline(always)]
+    pub const fn of_holder(mac: Mac) -> Self {
+        let [a, b, c, d, e, f] = mac.octets();
+        let word = u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
+        Self::at(SERVED_BITS + BACKEND_BITS + hash(word, HOLDER_BITS))
     }
 
     #[inline(always)]
     const fn at(number: u32) -> Self {
         Self { word: number / WORD, mask: 1 << (number % WORD) }
     }
+}
+
+/// Multiplication by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4): a number below
+/// `bits`, a power of two.
+#[inline(always)]
+const fn hash(word: u64, bits: u32) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "a power of two of 32 bits has fewer")]
+    let hash = (word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - bits.trailing_zeros())) as u32;
+    hash
 }
 
 #[cfg(test)]
@@ -55,13 +72,22 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_bit_is_in_the_map_and_those_of_backends_are_apart() {
+    fn every_bit_is_in_the_map_and_each_kind_is_apart() {
         let backends: BTreeSet<Bit> = (0..=u16::MAX).map(|port| Bit::of_backend(Port::new(port))).collect();
         assert_eq!(backends.len(), 65_536);
         let services: BTreeSet<Bit> = services().collect();
-        assert!(backends.is_disjoint(&services));
+        let holders: BTreeSet<Bit> = (0..=u8::MAX)
+            .flat_map(|last| [2, 0xfe].map(|first| Bit::of_holder(Mac::new([first, 10, 32, 0, 7, last]))))
+            .collect();
+        assert!(holders.len() > 500, "{} bits", holders.len());
+        assert!(backends.is_disjoint(&services) && backends.is_disjoint(&holders));
+        assert!(holders.is_disjoint(&services));
         assert!(
-            backends.iter().chain(&services).all(|bit| bit.word < SIEVE_WORDS && bit.mask.is_power_of_two())
+            backends
+                .iter()
+                .chain(&services)
+                .chain(&holders)
+                .all(|bit| bit.word < SIEVE_WORDS && bit.mask.is_power_of_two())
         );
     }
 

@@ -32,24 +32,32 @@ static ENDPOINTS: HashMap<
 /// Ends the walk of a packet that a holder forwarded to a pod here. Everything else goes on.
 #[inline(always)]
 pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
-    if !sieve::may_be_forward(&parsed.key) {
+    if !sieve::may_be_holder(parsed.source_mac) {
         return ControlFlow::Continue(());
     }
     // SAFETY: copied out at once.
     let Some(holder) = unsafe { HOLDERS.get(parsed.source_mac) }.copied() else {
         return ControlFlow::Continue(());
     };
+    let is_own = parsed.key.source == holder.address;
     let endpoint = EndpointKey::new(parsed.key.destination, parsed.key.destination_port, parsed.key.protocol);
-    // SAFETY: copied out at once.
-    let Some(holders) = unsafe { ENDPOINTS.get(endpoint) }.copied() else {
-        return ControlFlow::Continue(());
-    };
-    if !holders.contains(holder.mark) {
-        return ControlFlow::Continue(());
+    // SAFETY: the kernel keeps the memory (RCU) while this run of the program lasts; each bit is read once. A copy of all
+    // would take more of the stack than there is.
+    match unsafe { ENDPOINTS.get(endpoint) } {
+        Some(holders) if holders.contains(holder.mark) => {
+            remember(parsed, holder.mark, holders)?;
+            config::set_mark_byte(packet, mark::FORWARDED);
+            ControlFlow::Break(End::Outcome(Outcome::Next(Reason::HolderForward)))
+        }
+        _ => {
+            // Perhaps a forward to an endpoint of which this node is about to hear. Masqueraded once, the connection would
+            // stay so: netfilter asks no rule a second time.
+            if !is_own {
+                config::set_mark_byte(packet, mark::FORWARDED);
+            }
+            ControlFlow::Continue(())
+        }
     }
-    remember(parsed, holder.mark, &holders)?;
-    config::set_mark_byte(packet, mark::FORWARDED);
-    ControlFlow::Break(End::Outcome(Outcome::Next(Reason::HolderForward)))
 }
 
 /// Whether the packet comes from an endpoint that this node forwards to.

@@ -175,7 +175,8 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
     if table.size == 0 {
         return refuse(Reason::RejectNoEndpoint);
     }
-    let place = Place { key: parsed.key, service, table, now };
+    let hash = maglev::hash_of(&parsed.key, service.has_affinity());
+    let place = Place { key: parsed.key, table, hash, now };
     let id = find_free(&place);
     match backend::get(id) {
         Some(backend) if id != 0 => ControlFlow::Continue((id, backend)),
@@ -186,15 +187,15 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
 /// Where a choice begins.
 struct Place {
     key: FlowKey,
-    service: Service,
     table: ring::Table,
+    hash: u32,
     now: u32,
 }
 
 /// The id of the backend, 0 for none. A function of its own, so that the verifier walks its loop once.
 #[inline(never)]
 fn find_free(place: &Place) -> u32 {
-    let mut hash = maglev::hash_of(&place.key, place.service.has_affinity());
+    let mut hash = place.hash;
     for _ in 0..TRIES {
         let id = place.table.backend(maglev::index(hash, place.table.size)).unwrap_or(0);
         if is_free(place, id) {
@@ -210,7 +211,7 @@ fn find_free(place: &Place) -> u32 {
 #[inline(always)]
 fn is_free(place: &Place, id: u32) -> bool {
     match backend::get(id) {
-        Some(backend) if backend.takes_new_flows() && backend.service == place.service.id => {
+        Some(backend) if backend.takes_new_flows() && backend.service == place.table.service => {
             let reply = place.key.with_destination(backend.address, backend.port).reversed();
             reply::claim(&reply, &place.key, place.now)
         }

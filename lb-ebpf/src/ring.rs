@@ -20,7 +20,7 @@ static RINGS: ArrayOfMaps<Ring, { limits::SERVICES as usize }> = ArrayOfMaps::ne
 /// The table that a served port uses now.
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
-    service: u32,
+    pub(crate) service: u32,
     half: u32,
     /// Number of places; 0 where no endpoint is ready.
     pub(crate) size: u32,

@@ -2,6 +2,7 @@
 
 use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use lb_common::{
+    addr::Mac,
     flow::FlowKey,
     service::ServiceKey,
     sieve::{Bit, SIEVE_WORDS},
@@ -22,10 +23,10 @@ pub(crate) fn may_be_answer(key: &FlowKey) -> bool {
     holds(Bit::of_backend(key.source_port))
 }
 
-/// Whether the packet's destination may be an endpoint.
+/// Whether the frame's sender may be another holder.
 #[inline(always)]
-pub(crate) fn may_be_forward(key: &FlowKey) -> bool {
-    holds(Bit::of_backend(key.destination_port))
+pub(crate) fn may_be_holder(mac: Mac) -> bool {
+    holds(Bit::of_holder(mac))
 }
 
 #[inline(always)]

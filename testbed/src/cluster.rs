@@ -282,6 +282,7 @@ spec:
   type: LoadBalancer
   loadBalancerClass: reweave.levk.dev/node-address
   loadBalancerIP: 192.0.2.101
+  sessionAffinity: None
   selector: {app: web}
   ports:
   - {name: tcp-80, protocol: TCP, port: 80, targetPort: 8080}

@@ -196,11 +196,11 @@ fn all_maps() -> Vec<Map> {
             kind: "array",
             key: "a word of 64 bits.",
             key_bytes: size_of::<u32>(),
-            value: "a bit for each of 64 hashes of served ports, or, from word 4,096 on, for each of 64 port numbers of \
-                    backends.",
+            value: "a bit for each of 64 hashes of served ports, from word 4,096 on for each of 64 port numbers of \
+                    backends, from word 5,120 on for each of 64 hashes of other holders' Ethernet addresses.",
             value_bytes: size_of::<u64>(),
             limit: SIEVE_WORDS,
-            memory: Memory::Whole { bytes: 41_272 },
+            memory: Memory::Whole { bytes: 49_464 },
             more: "Tells most packets that are not for us with one load. A bit says \"perhaps\" and is never taken \
                    back: `services` and `replies` decide.",
         },

@@ -197,7 +197,7 @@ pub struct Maps {
     /// Handshakes by the backend's tuple.
     pub handshake_replies: Table<FlowKey, Reply>,
     /// Other nodes that forward to pods here, by link-layer address.
-    pub holders: Table<Mac, Holder>,
+    pub holders: SievedTable<Mac, Holder>,
     /// Endpoints and who forwards to them.
     pub endpoints: SievedTable<EndpointKey, EndpointHolders>,
     backends: Map,
@@ -238,7 +238,7 @@ impl Maps {
             handshakes: table("handshakes", &mut map)?,
             replies: table("replies", &mut map)?,
             handshake_replies: table("handshake_replies", &mut map)?,
-            holders: table("holders", &mut map)?,
+            holders: SievedTable::new(table("holders", &mut map)?, sieve.clone()),
             endpoints: SievedTable::new(table("endpoints", &mut map)?, sieve.clone()),
             backends: map("backends")?,
             sieve,

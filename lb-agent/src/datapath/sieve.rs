@@ -3,6 +3,7 @@
 use super::maps::{MapsError, Table, failed};
 use super::sys;
 use aya::maps::{Array, Map, MapData};
+use lb_common::addr::Mac;
 use lb_common::holder::EndpointKey;
 use lb_common::service::ServiceKey;
 use lb_common::sieve::{Bit, SIEVE_WORDS};
@@ -69,6 +70,12 @@ pub trait Sieved {
 impl Sieved for ServiceKey {
     fn bit(&self) -> Bit {
         Bit::of_service(self)
+    }
+}
+
+impl Sieved for Mac {
+    fn bit(&self) -> Bit {
+        Bit::of_holder(*self)
     }
 }
 

@@ -139,8 +139,14 @@ pub(crate) fn not_a_forward() -> Case {
         lab.endpoint(LOCAL, Protocol::UDP, &[HOLDER_2.1]);
     })
     .send(ingress(Device::Overlay, &unknown_mac).passes(Reason::PassForeign))
-    .send(ingress(Device::Overlay, &unknown_port).passes(Reason::PassForeign))
-    .send(ingress(Device::Overlay, &other_protocol).passes(Reason::PassForeign))
+    // Perhaps this node is about to hear of the endpoint: nothing is remembered, but nobody masquerades it.
+    .send(ingress(Device::Overlay, &unknown_port).marks(Reason::PassForeign, FORWARDED))
+    .send(ingress(Device::Overlay, &other_protocol).marks(Reason::PassForeign, FORWARDED))
+    // The holder's own traffic.
+    .send(
+        ingress(Device::Overlay, unknown_port.from(([10, 40, 0, HOLDER.1], 50_000)))
+            .passes(Reason::PassForeign),
+    )
     // And the overlay: link-layer addresses of other networks mean nothing.
     .send(ingress(Device::Uplink, forward().syn()).passes(Reason::PassForeign))
     .send(ingress(Device::Pods, forward().syn()).passes(Reason::PassForeign))
