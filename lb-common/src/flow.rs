@@ -234,6 +234,47 @@ impl Flow {
     }
 }
 
+/// What both entries of a connection have: the time of its last packet, and where it is in its life.
+pub trait Tracked: Copy {
+    /// Notes the time.
+    fn seen(&mut self, now: u32);
+    /// Where the connection is.
+    fn state(&self) -> State;
+    /// Moves on.
+    fn set_state(&mut self, state: State);
+    /// The acknowledgement number that the client's third packet must carry, host order.
+    fn expect(&mut self, acknowledgement: u32);
+}
+
+macro_rules! tracked {
+    ($entry:ty) => {
+        impl Tracked for $entry {
+            #[inline(always)]
+            fn seen(&mut self, now: u32) {
+                Self::seen(self, now);
+            }
+
+            #[inline(always)]
+            fn state(&self) -> State {
+                Self::state(self)
+            }
+
+            #[inline(always)]
+            fn set_state(&mut self, state: State) {
+                Self::set_state(self, state);
+            }
+
+            #[inline(always)]
+            fn expect(&mut self, acknowledgement: u32) {
+                self.expected_ack = acknowledgement;
+            }
+        }
+    };
+}
+
+tracked!(Flow);
+tracked!(Reply);
+
 /// What a reply entry asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyKind {

@@ -1,7 +1,9 @@
 //! From a backend's packet to its client, on the node that holds the address and on the one where the pod runs.
 
 use crate::{
-    account, backend, clock, config, flow, forward, holder,
+    account, backend, clock, config,
+    entry::Entry,
+    flow, forward, holder,
     outcome::{End, Outcome, Step, drop, pass},
     packet::Packet,
     parse::{Parsed, Tcp},
@@ -52,7 +54,7 @@ pub(crate) fn leaving(parsed: &Parsed) -> Step<Plan> {
 
 /// A reply entry, and which table it is in.
 pub(crate) struct Found {
-    pub(crate) entry: reply::Entry,
+    pub(crate) entry: Entry<Reply>,
     is_established: bool,
 }
 

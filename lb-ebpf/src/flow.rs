@@ -1,6 +1,6 @@
 //! Flows by the client's 5-tuple: the established ones, and handshakes in a table of their own.
 
-use crate::{config, parse::Parsed, parse::Tcp};
+use crate::{config, entry::Entry, parse::Parsed};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{HashMap, LruHashMap},
@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     addr::Protocol,
-    flow::{Flow, FlowKey, Side, State},
+    flow::{Flow, FlowKey},
     limits,
 };
 
@@ -21,56 +21,10 @@ static FLOWS: HashMap<FlowKey, Flow, { limits::FLOWS as usize }, { BPF_F_NO_PREA
 #[btf_map(name = "handshakes")]
 static HANDSHAKES: LruHashMap<FlowKey, Flow, { limits::HANDSHAKES as usize }> = LruHashMap::new();
 
-/// An entry of either table. Writes go to the map at once; two CPUs that write one entry at the same time lose at
-/// worst a second of `last_seen` or repeat a change of state.
-pub(crate) struct Entry {
-    value: *mut Flow,
-}
-
-impl Entry {
-    /// A copy, since the entry may be recycled under its reader.
-    #[inline(always)]
-    pub(crate) fn get(&self) -> Flow {
-        // SAFETY: the pointer came from a lookup in this run of the program, during which the kernel keeps the
-        // memory (RCU), if perhaps with another entry's content.
-        unsafe { *self.value }
-    }
-
-    /// Notes the time; at most one write a second.
-    #[inline(always)]
-    pub(crate) fn seen(&self, now: u32) {
-        // SAFETY: as in `get`.
-        unsafe { (*self.value).seen(now) };
-    }
-
-    #[inline(always)]
-    pub(crate) fn set_state(&self, state: State) {
-        // SAFETY: as in `get`.
-        unsafe { (*self.value).set_state(state) };
-    }
-
-    /// The backend answered a SYN; the client's third packet must acknowledge `sequence` + 1.
-    #[inline(always)]
-    pub(crate) fn answered(&self, sequence: u32) {
-        // SAFETY: as in `get`.
-        unsafe { (*self.value).expected_ack = sequence.wrapping_add(1) };
-        self.set_state(State::Answered);
-    }
-
-    /// Notes a packet of an established connection.
-    #[inline(always)]
-    pub(crate) fn sent(&self, side: Side, tcp: Tcp, now: u32) {
-        self.seen(now);
-        if tcp.is_turning() {
-            self.set_state(self.get().state().after(side, tcp.has(Tcp::FIN), tcp.has(Tcp::RST)));
-        }
-    }
-}
-
 /// The established flow that the client's packet belongs to; none where it has expired, or where a SYN begins
 /// another on the same tuple.
 #[inline(always)]
-pub(crate) fn established(parsed: &Parsed, now: u32) -> Option<Entry> {
+pub(crate) fn established(parsed: &Parsed, now: u32) -> Option<Entry<Flow>> {
     let entry = established_by_key(&parsed.key)?;
     let flow = entry.get();
     if is_expired(&flow, parsed.key.protocol, now) || (parsed.tcp.is_opening() && flow.state().is_over()) {
@@ -82,14 +36,14 @@ pub(crate) fn established(parsed: &Parsed, now: u32) -> Option<Entry> {
 
 /// The established flow, expired or not.
 #[inline(always)]
-pub(crate) fn established_by_key(key: &FlowKey) -> Option<Entry> {
-    FLOWS.get_ptr_mut(key).map(|value| Entry { value })
+pub(crate) fn established_by_key(key: &FlowKey) -> Option<Entry<Flow>> {
+    FLOWS.get_ptr_mut(key).map(Entry::new)
 }
 
 /// The handshake, expired or not: its backend is as good as any.
 #[inline(always)]
-pub(crate) fn handshake(key: &FlowKey) -> Option<Entry> {
-    HANDSHAKES.get_ptr_mut(key).map(|value| Entry { value })
+pub(crate) fn handshake(key: &FlowKey) -> Option<Entry<Flow>> {
+    HANDSHAKES.get_ptr_mut(key).map(Entry::new)
 }
 
 /// Stores a handshake. False where the kernel has no memory for it.

@@ -3,6 +3,7 @@
 
 use crate::{
     clock, config,
+    entry::Entry,
     outcome::{End, Outcome, Step, drop},
     packet::Packet,
     parse::{Parsed, Tcp},
@@ -105,7 +106,7 @@ fn remember(parsed: &Parsed, mark: u8, holders: &EndpointHolders) -> Step<()> {
 
 /// The next packet of a handshake that this holder began.
 #[inline(always)]
-fn progress(parsed: &Parsed, key: &FlowKey, entry: &reply::Entry, now: u32) -> Step<()> {
+fn progress(parsed: &Parsed, key: &FlowKey, entry: &Entry<Reply>, now: u32) -> Step<()> {
     let reply = entry.get();
     if parsed.tcp.has(Tcp::RST) {
         entry.set_state(State::Reset);

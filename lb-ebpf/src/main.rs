@@ -17,6 +17,7 @@ mod backend;
 mod bench;
 mod clock;
 mod config;
+mod entry;
 mod flow;
 mod forward;
 mod holder;

@@ -1,7 +1,9 @@
 //! From a client's packet to its backend: the flow table first, then the Service and a choice.
 
 use crate::{
-    account, backend, clock, config, flow,
+    account, backend, clock, config,
+    entry::Entry,
+    flow,
     outcome::{End, Outcome, Step, drop, pass, refuse},
     packet::Packet,
     parse::{Parsed, Tcp},
@@ -54,7 +56,7 @@ pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed) -> Step<Option<Co
 
 /// The established connection; `None` where its backend is gone.
 #[inline(always)]
-fn established(parsed: &Parsed, entry: &flow::Entry, now: u32) -> Option<Connection> {
+fn established(parsed: &Parsed, entry: &Entry<Flow>, now: u32) -> Option<Connection> {
     let known = entry.get();
     let backend = serving(&known)?;
     entry.sent(Side::Client, parsed.tcp, now);

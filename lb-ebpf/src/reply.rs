@@ -1,6 +1,6 @@
 //! Replies by the backend's 5-tuple: what becomes of a packet that a backend sends.
 
-use crate::{config, flow, holder, parse::Tcp};
+use crate::{config, entry::Entry, flow, holder};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{HashMap, LruHashMap},
@@ -8,9 +8,8 @@ use aya_ebpf::{
 };
 use lb_common::{
     addr::Protocol,
-    flow::{FlowKey, Reply, ReplyKind, Side, State},
+    flow::{FlowKey, Reply, ReplyKind},
     limits,
-    way::Way,
 };
 
 #[btf_map(name = "replies")]
@@ -20,68 +19,14 @@ static REPLIES: HashMap<FlowKey, Reply, { limits::FLOWS as usize }, { BPF_F_NO_P
 #[btf_map(name = "handshake_replies")]
 static HANDSHAKE_REPLIES: LruHashMap<FlowKey, Reply, { limits::HANDSHAKES as usize }> = LruHashMap::new();
 
-/// An entry of either table; see `flow::Entry`.
-pub(crate) struct Entry {
-    value: *mut Reply,
-}
-
-impl Entry {
-    #[inline(always)]
-    pub(crate) fn get(&self) -> Reply {
-        // SAFETY: as in `flow::Entry::get`.
-        unsafe { *self.value }
-    }
-
-    #[inline(always)]
-    pub(crate) fn seen(&self, now: u32) {
-        // SAFETY: as in `flow::Entry::get`.
-        unsafe { (*self.value).seen(now) };
-    }
-
-    /// The way that the kernel's routing named in this second, if it holds for a packet of `length` bytes.
-    #[inline(always)]
-    pub(crate) fn way(&self, length: u16) -> Option<Way> {
-        // SAFETY: as in `flow::Entry::get`.
-        unsafe { (*self.value).way(length) }
-    }
-
-    /// Keeps the way until the next second.
-    #[inline(always)]
-    pub(crate) fn set_way(&self, way: Way) {
-        // SAFETY: as in `flow::Entry::get`.
-        unsafe { (*self.value).set_way(way) };
-    }
-
-    #[inline(always)]
-    pub(crate) fn set_state(&self, state: State) {
-        // SAFETY: as in `flow::Entry::get`.
-        unsafe { (*self.value).set_state(state) };
-    }
-
-    #[inline(always)]
-    pub(crate) fn answered(&self, sequence: u32) {
-        // SAFETY: as in `flow::Entry::get`.
-        unsafe { (*self.value).expected_ack = sequence.wrapping_add(1) };
-        self.set_state(State::Answered);
-    }
-
-    #[inline(always)]
-    pub(crate) fn sent(&self, side: Side, tcp: Tcp, now: u32) {
-        self.seen(now);
-        if tcp.is_turning() {
-            self.set_state(self.get().state().after(side, tcp.has(Tcp::FIN), tcp.has(Tcp::RST)));
-        }
-    }
+#[inline(always)]
+pub(crate) fn established(key: &FlowKey) -> Option<Entry<Reply>> {
+    REPLIES.get_ptr_mut(key).map(Entry::new)
 }
 
 #[inline(always)]
-pub(crate) fn established(key: &FlowKey) -> Option<Entry> {
-    REPLIES.get_ptr_mut(key).map(|value| Entry { value })
-}
-
-#[inline(always)]
-pub(crate) fn handshake(key: &FlowKey) -> Option<Entry> {
-    HANDSHAKE_REPLIES.get_ptr_mut(key).map(|value| Entry { value })
+pub(crate) fn handshake(key: &FlowKey) -> Option<Entry<Reply>> {
+    HANDSHAKE_REPLIES.get_ptr_mut(key).map(Entry::new)
 }
 
 /// Stores the reply side of a handshake.
@@ -121,7 +66,7 @@ pub(crate) fn claim(key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
 }
 
 #[inline(always)]
-fn is_free(entry: &Entry, key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
+fn is_free(entry: &Entry<Reply>, key: &FlowKey, owner: &FlowKey, now: u32) -> bool {
     let reply = entry.get();
     match reply.kind() {
         // Or its holder has let go of it: the address may have moved here, and its connections with it.
