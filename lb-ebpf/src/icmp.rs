@@ -8,7 +8,7 @@ use crate::{
     packet::{ETH_LEN, IPV4_LEN, Packet},
     parse::{Ip, Parsed, Tcp},
     plan::{self, Exit},
-    rewrite::{difference, fold},
+    rewrite::{add, difference, fold, updated, updated_udp, write_ip},
     wire::{Frame, Ipv4Header, L4Head},
 };
 use core::ops::ControlFlow;
@@ -31,8 +31,6 @@ const ICMP_CHECKSUM: usize = ETH_LEN + IPV4_LEN + 2;
 const QUOTE: usize = ETH_LEN + IPV4_LEN + ICMP_LEN;
 const QUOTED_CHECKSUM: usize = QUOTE + 10;
 const QUOTED_L4: usize = QUOTE + IPV4_LEN;
-const TTL: usize = ETH_LEN + 8;
-const CHECKSUM: usize = ETH_LEN + 10;
 /// Of an address in its IP header.
 const SOURCE: usize = 12;
 const DESTINATION: usize = 16;
@@ -236,7 +234,7 @@ fn rewrite(packet: &Packet<'_>, error: &Error, sender: Side, new: (Ipv4, Port), 
         && packet.write(port_at, new.1)
         && packet.write(QUOTED_CHECKSUM, quoted_checksum)
         && packet.write(ICMP_CHECKSUM, !fold(sum))
-        && write_outer(packet, error, difference(old_outer.to_ne(), new.0.to_ne()), counts_hop)
+        && write_ip(packet, &error.outer.ip, difference(old_outer.to_ne(), new.0.to_ne()), counts_hop)
         && packet.write(ETH_LEN + outer_at, new.0)
 }
 
@@ -250,11 +248,7 @@ fn write_quoted_sum(packet: &Packet<'_>, error: &Error, address: u32, port: u32,
         if old == 0 {
             return true;
         }
-        // Zero stands for none (RFC 768).
-        let new = match updated(old, address, port) {
-            0 => 0xffff,
-            new => new,
-        };
+        let new = updated_udp(old, address, port);
         add(sum, difference(old.into(), new.into()));
         return packet.write(UDP, new);
     }
@@ -265,33 +259,4 @@ fn write_quoted_sum(packet: &Packet<'_>, error: &Error, address: u32, port: u32,
     let new = updated(old, address, port);
     add(sum, difference(old.into(), new.into()));
     packet.store(TCP as u32, &new)
-}
-
-/// The error's own IP checksum and, where the packet does not meet the stack, its time to live.
-#[inline(always)]
-fn write_outer(packet: &Packet<'_>, error: &Error, address: u32, counts_hop: bool) -> bool {
-    let ip = &error.outer.ip;
-    let mut hop = 0;
-    if counts_hop {
-        let word = |ttl| u32::from(u16::from_ne_bytes([ttl, 0]));
-        hop = difference(word(ip.ttl), word(ip.ttl - 1));
-        if !packet.write(TTL, ip.ttl - 1) {
-            return false;
-        }
-    }
-    packet.write(CHECKSUM, updated(ip.checksum, address, hop))
-}
-
-/// A checksum after two changes, each as [`difference`] tells it.
-#[inline(always)]
-fn updated(checksum: u16, one: u32, two: u32) -> u16 {
-    let mut sum = u32::from(!checksum);
-    add(&mut sum, one);
-    add(&mut sum, two);
-    !fold(sum)
-}
-
-#[inline(always)]
-fn add(sum: &mut u32, difference: u32) {
-    *sum += (difference & 0xffff) + (difference >> 16);
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     packet::{ETH_LEN, IPV4_LEN, Packet},
-    parse::Parsed,
+    parse::{Ip, Parsed},
     plan::Plan,
 };
 use aya_ebpf::helpers::{bpf_csum_update, bpf_l4_csum_replace};
@@ -39,7 +39,8 @@ pub(crate) fn apply(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> bool {
     };
     is_summed
         && (old_port == plan.port || write_port(packet, parsed, plan.port, port_at))
-        && write_ip(packet, parsed, plan, address_at, difference)
+        && write_ip(packet, &parsed.ip, difference, plan.exit.counts_hop())
+        && packet.write(address_at, plan.address)
 }
 
 /// Whether the transport checksum certainly covers all that it should, so that we may bring it up to date ourselves, which
@@ -72,17 +73,11 @@ fn pseudo_header_sum(parsed: &Parsed) -> u16 {
 /// Writes the transport checksum after a change of an address, whose `difference` is given, and of a port.
 #[inline(always)]
 fn write_sum(packet: &Packet<'_>, parsed: &Parsed, difference: u32, (old, new): (Port, Port)) -> bool {
-    let mut sum = u32::from(!parsed.checksum) + (difference & 0xffff) + (difference >> 16);
-    sum += u32::from(!old.to_ne()) + u32::from(new.to_ne());
-    let mut checksum = !fold(sum);
-    let at = if parsed.is_udp() {
-        // Zero stands for none.
-        if checksum == 0 {
-            checksum = 0xffff;
-        }
-        UDP_CHECKSUM
+    let port = self::difference(old.to_ne().into(), new.to_ne().into());
+    let (checksum, at) = if parsed.is_udp() {
+        (updated_udp(parsed.checksum, difference, port), UDP_CHECKSUM)
     } else {
-        TCP_CHECKSUM
+        (updated(parsed.checksum, difference, port), TCP_CHECKSUM)
     };
     // Where the device has summed up the whole packet: the transport checksum has taken up the address, which is not part of
     // what it covers beside the IP header, whose own checksum makes up for it.
@@ -101,19 +96,20 @@ fn write_port(packet: &Packet<'_>, parsed: &Parsed, port: Port, port_at: usize) 
     }
 }
 
+/// The IP checksum after a change of an address, whose `difference` is given, and, where the packet does not meet the stack,
+/// the time to live.
 #[inline(always)]
-fn write_ip(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan, address_at: usize, difference: u32) -> bool {
-    let mut sum = u32::from(!parsed.ip.checksum) + (difference & 0xffff) + (difference >> 16);
-    if plan.exit.counts_hop() {
+pub(crate) fn write_ip(packet: &Packet<'_>, ip: &Ip, difference: u32, counts_hop: bool) -> bool {
+    let mut hop = 0;
+    if counts_hop {
         // The time to live is the first byte of its 16-bit word.
-        let old = u16::from_ne_bytes([parsed.ip.ttl, 0]);
-        let new = u16::from_ne_bytes([parsed.ip.ttl - 1, 0]);
-        sum += u32::from(!old) + u32::from(new);
-        if !packet.write(TTL, parsed.ip.ttl - 1) {
+        let word = |ttl| u32::from(u16::from_ne_bytes([ttl, 0]));
+        hop = self::difference(word(ip.ttl), word(ip.ttl - 1));
+        if !packet.write(TTL, ip.ttl - 1) {
             return false;
         }
     }
-    packet.write(CHECKSUM, !fold(sum)) && packet.write(address_at, plan.address)
+    packet.write(CHECKSUM, updated(ip.checksum, difference, hop))
 }
 
 #[inline(always)]
@@ -132,6 +128,30 @@ pub(crate) fn difference(old: u32, new: u32) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the carry has been added")]
     let folded = (sum + (sum >> 32)) as u32;
     folded
+}
+
+/// A checksum after two changes, each as [`difference`] tells it.
+#[inline(always)]
+pub(crate) fn updated(checksum: u16, one: u32, two: u32) -> u16 {
+    let mut sum = u32::from(!checksum);
+    add(&mut sum, one);
+    add(&mut sum, two);
+    !fold(sum)
+}
+
+/// The same for UDP, where zero stands for none (RFC 768).
+#[inline(always)]
+pub(crate) fn updated_udp(checksum: u16, one: u32, two: u32) -> u16 {
+    match updated(checksum, one, two) {
+        0 => 0xffff,
+        new => new,
+    }
+}
+
+/// Adds a change, as [`difference`] tells it, to a one's complement sum.
+#[inline(always)]
+pub(crate) fn add(sum: &mut u32, difference: u32) {
+    *sum += (difference & 0xffff) + (difference >> 16);
 }
 
 /// A one's complement sum as 16 bits.
