@@ -39,23 +39,8 @@ fn add_foreign_things(host: &Host, foreign: &Foreign) {
     host.feed(&["nft", "-f", "-"], "table ip foreign { chain c { type filter hook forward priority 7; }; }")
         .unwrap();
     host.run(&["tc", "qdisc", "add", "dev", "eth0", "clsact"]).unwrap();
-    let pin = foreign.pin().to_str().unwrap();
     // Our own priority is no sign that a filter is ours.
-    host.run(&[
-        "tc",
-        "filter",
-        "add",
-        "dev",
-        "eth0",
-        "ingress",
-        "prio",
-        "9",
-        "bpf",
-        "da",
-        "object-pinned",
-        pin,
-    ])
-    .unwrap();
+    foreign.filter(host, "eth0", "9");
     foreign.attach(host, "weave", LinkOrder::last());
 }
 
@@ -153,22 +138,7 @@ fn a_qdisc_that_others_use_meanwhile_stays() {
     let mut world = World::serving(&["--attach=clsact"]);
     let n1 = world.node(1).clone();
     let foreign = Foreign::load(world.testbed.pins(1).parent().unwrap());
-    let pin = foreign.pin().to_str().unwrap();
-    n1.run(&[
-        "tc",
-        "filter",
-        "add",
-        "dev",
-        "weave",
-        "ingress",
-        "prio",
-        "9",
-        "bpf",
-        "da",
-        "object-pinned",
-        pin,
-    ])
-    .unwrap();
+    foreign.filter(&n1, "weave", "9");
     n1.run(&[
         "tc", "filter", "add", "dev", "eth0", "egress", "prio", "9", "u32", "match", "u32", "0", "0",
         "classid", "1:1",

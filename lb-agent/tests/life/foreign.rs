@@ -87,14 +87,16 @@ impl Foreign {
         Self { seen, pin }
     }
 
-    /// Where it is pinned.
-    pub(crate) fn pin(&self) -> &Path {
-        &self.pin
-    }
-
     /// The packets that it has seen.
     pub(crate) fn seen(&self) -> u64 {
         self.seen.get(&0, 0).unwrap()
+    }
+
+    /// Adds it as a filter to a device's ingress, which has a clsact qdisc.
+    pub(crate) fn filter(&self, host: &Host, device: &str, priority: &str) {
+        let place = ["tc", "filter", "add", "dev", device, "ingress", "prio", priority];
+        let program = ["bpf", "da", "object-pinned", self.pin.to_str().unwrap()];
+        host.run(&[&place[..], &program].concat()).unwrap();
     }
 
     /// Attaches it by TCX to a device's ingress. It stays until the returned file is removed.

@@ -101,23 +101,8 @@ fn programs_of_others_still_run() {
     foreign::detach(&n1, &link);
 
     // As a clsact filter beside ours.
-    let pin = foreign.pin().to_str().unwrap();
     n1.run(&["tc", "qdisc", "add", "dev", "eth0", "clsact"]).unwrap();
-    n1.run(&[
-        "tc",
-        "filter",
-        "add",
-        "dev",
-        "eth0",
-        "ingress",
-        "prio",
-        "9000",
-        "bpf",
-        "da",
-        "object-pinned",
-        pin,
-    ])
-    .unwrap();
+    foreign.filter(&n1, "eth0", "9000");
     world.start(1, CLSACT);
     world.await_served();
     wait::until("ours is in front", Duration::from_secs(5), || node::check_hooks(&n1, "clsact")).unwrap();
