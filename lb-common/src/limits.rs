@@ -15,5 +15,6 @@ pub const BACKENDS: u32 = 100_000;
 pub const ENDPOINTS: u32 = 200_000;
 /// Holders on other nodes.
 pub const HOLDERS: u32 = 250;
-/// Interfaces with a role. A power of two.
-pub const INTERFACES: u32 = 64;
+/// Slots for interfaces with a role: where each pod has one, a node may have hundreds. A power of two, and so many
+/// that each finds a free one near its own. 8 bytes each.
+pub const INTERFACES: u32 = 4096;
