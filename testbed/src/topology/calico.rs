@@ -113,7 +113,7 @@ impl Network for OneNetwork {
     }
 
     fn set_up(&self, node: &Node, others: &[&Node], _options: &Options) -> Result<()> {
-        set_up_routes(node, others, |other| other.address())
+        set_up_routes(node, others, Node::address)
     }
 
     fn iptables(&self, _node: &Node, _options: &Options) -> String {
