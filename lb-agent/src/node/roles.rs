@@ -232,7 +232,7 @@ pub enum RoleError {
     },
     /// The device has no address, so replies cannot be sent to it.
     #[error(
-        "{name:?} has no IPv4 or Ethernet address or is down, so other nodes cannot send replies there. Wait for the CNI \
+        "{name:?} has no IPv4 address, no Ethernet address, or is down, so other nodes cannot send replies there. Wait for the CNI \
          (weave: `weave expose`), or name another device with {flag}"
     )]
     WithoutAddress {
