@@ -2,7 +2,7 @@
 
 #[cfg(feature = "user")]
 mod user {
-    use crate::{addr, backend, config, counters, flow, holder, interface, service, way};
+    use crate::{addr, backend, config, counters, flow, fragment, holder, interface, service, way};
 
     macro_rules! pod {
         ($($t:ty),* $(,)?) => {
@@ -22,6 +22,8 @@ mod user {
         flow::Flow,
         flow::FlowKey,
         flow::Reply,
+        fragment::Fragment,
+        fragment::FragmentKey,
         holder::EndpointHolders,
         holder::EndpointKey,
         holder::Holder,

@@ -125,9 +125,6 @@ fn plan(reply: &Reply, exit: Exit, reason: Reason) -> Plan {
 /// Brings the flow up to date. A reply whose flow is gone is an index without an owner.
 #[inline(always)]
 fn follow(parsed: &Parsed, found: &Found, reply: &Reply) -> Step<()> {
-    if parsed.ip.is_fragment() {
-        return drop(Reason::DropFragment);
-    }
     let now = clock::now();
     if found.is_established {
         // The reply's own clock spares the flow table a look-up for every packet of one second.

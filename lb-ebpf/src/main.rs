@@ -20,6 +20,7 @@ mod config;
 mod entry;
 mod flow;
 mod forward;
+mod fragment;
 mod holder;
 mod icmp;
 mod interface;

@@ -1,7 +1,7 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, backend, config, forward, holder, icmp, interface,
+    account, answer, backend, config, forward, fragment, holder, icmp, interface,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
@@ -13,6 +13,7 @@ use core::ops::ControlFlow;
 use lb_common::{
     backend::Backend,
     flow::{Path, Side},
+    fragment::FragmentKey,
     interface::Interface,
     mark,
     reason::Reason,
@@ -38,7 +39,7 @@ pub(crate) fn egress(packet: &Packet<'_>) -> Outcome {
 fn ended(walk: Step<Outcome>) -> Outcome {
     match walk {
         ControlFlow::Continue(outcome) | ControlFlow::Break(End::Outcome(outcome)) => outcome,
-        // Refusals end in `commit`, which has the parsed packet.
+        // Refusals end in `carried_out`, which has the parsed packet.
         ControlFlow::Break(End::Refusal(refusal)) => Outcome::Dropped(refusal.reason),
     }
 }
@@ -51,17 +52,31 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     }
     let parsed = parse(packet)?;
     if parsed.ip.is_later_fragment() {
-        return pass(Reason::PassFragment);
+        let key = FragmentKey::coming(&parsed.key, parsed.ip.id, roles);
+        return fragment::follow(packet, &parsed, &key);
     }
+    let walk = to_plan(packet, &parsed, roles);
+    let outcome = carried_out(packet, &parsed, walk);
+    if parsed.ip.is_fragment() {
+        fragment::note(packet, &parsed, &FragmentKey::coming(&parsed.key, parsed.ip.id, roles), outcome);
+    }
+    ControlFlow::Continue(outcome)
+}
+
+#[inline(always)]
+fn to_plan(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
     if roles.is(Interface::OVERLAY) {
-        holder::recognise(packet, &parsed)?;
+        holder::recognise(packet, parsed)?;
     }
-    match plan(packet, &parsed, roles) {
-        ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, &parsed, &plan)),
-        ControlFlow::Break(End::Refusal(refusal)) => {
-            ControlFlow::Continue(reject::answer(packet, &parsed, refusal))
-        }
-        ControlFlow::Break(end) => ControlFlow::Break(end),
+    plan(packet, parsed, roles)
+}
+
+#[inline(always)]
+fn carried_out(packet: &Packet<'_>, parsed: &Parsed, walk: Step<Plan>) -> Outcome {
+    match walk {
+        ControlFlow::Continue(plan) => plan::commit(packet, parsed, &plan),
+        ControlFlow::Break(End::Refusal(refusal)) => reject::answer(packet, parsed, refusal),
+        ControlFlow::Break(End::Outcome(outcome)) => outcome,
     }
 }
 
@@ -79,10 +94,13 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         }
         let parsed = parse(packet)?;
         if parsed.ip.is_later_fragment() {
-            return pass(Reason::PassFragment);
+            return fragment::follow(packet, &parsed, &FragmentKey::leaving(&parsed.key, parsed.ip.id));
         }
-        let plan = answer::leaving(&parsed)?;
-        return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
+        let outcome = carried_out(packet, &parsed, answer::leaving(&parsed));
+        if parsed.ip.is_fragment() {
+            fragment::note(packet, &parsed, &FragmentKey::leaving(&parsed.key, parsed.ip.id), outcome);
+        }
+        return ControlFlow::Continue(outcome);
     }
     // A marked answer leaves by the bridge that it came in on, and so the stack tells the pod of a shorter way. The pod
     // would remember it for the client, whichever holder its next connection comes through.

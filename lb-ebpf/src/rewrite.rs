@@ -6,7 +6,10 @@ use crate::{
     plan::Plan,
 };
 use aya_ebpf::helpers::{bpf_csum_update, bpf_l4_csum_replace};
-use lb_common::{addr::Port, flow::Side};
+use lb_common::{
+    addr::{Ipv4, Port},
+    flow::Side,
+};
 
 /// Offsets in an Ethernet frame with IPv4 (RFC 791, section 3.1).
 const TTL: usize = ETH_LEN + 8;
@@ -96,6 +99,16 @@ fn write_port(packet: &Packet<'_>, parsed: &Parsed, port: Port, port_at: usize) 
     }
 }
 
+/// Gives a packet without a transport header other addresses: `old` and `new` source and destination. False as in [`apply`].
+#[inline(always)]
+pub(crate) fn addresses(packet: &Packet<'_>, ip: &Ip, old: (Ipv4, Ipv4), new: (Ipv4, Ipv4), counts_hop: bool) -> bool {
+    let source = difference(old.0.to_ne(), new.0.to_ne());
+    let destination = difference(old.1.to_ne(), new.1.to_ne());
+    write_ip(packet, ip, with_carry(u64::from(source) + u64::from(destination)), counts_hop)
+        && packet.write(SOURCE, new.0)
+        && packet.write(DESTINATION, new.1)
+}
+
 /// The IP checksum after a change of an address, whose `difference` is given, and, where the packet does not meet the stack,
 /// the time to live.
 #[inline(always)]
@@ -124,7 +137,12 @@ fn replace_l4(packet: &Packet<'_>, parsed: &Parsed, from: u64, to: u64, flags: u
 /// What replacing `old` by `new` adds to a one's complement sum (RFC 1624, equation 3), as 32 bits.
 #[inline(always)]
 pub(crate) fn difference(old: u32, new: u32) -> u32 {
-    let sum = u64::from(!old) + u64::from(new);
+    with_carry(u64::from(!old) + u64::from(new))
+}
+
+/// A one's complement sum of two numbers as 32 bits.
+#[inline(always)]
+fn with_carry(sum: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the carry has been added")]
     let folded = (sum + (sum >> 32)) as u32;
     folded

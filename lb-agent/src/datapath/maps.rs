@@ -11,6 +11,7 @@ use lb_common::addr::Mac;
 use lb_common::backend::Backend;
 use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
+use lb_common::fragment::{Fragment, FragmentKey};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::reason::Reason;
 use lb_common::service::{Service, ServiceKey, ServiceStats};
@@ -22,7 +23,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 /// Every map of the program.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     "interfaces",
     "sieve",
     "services",
@@ -33,6 +34,7 @@ pub const NAMES: [&str; 15] = [
     "handshakes",
     "replies",
     "handshake_replies",
+    "fragments",
     "holders",
     "endpoints",
     "outcomes",
@@ -196,6 +198,8 @@ pub struct Maps {
     pub replies: Table<FlowKey, Reply>,
     /// Handshakes by the backend's tuple.
     pub handshake_replies: Table<FlowKey, Reply>,
+    /// Datagrams in fragments.
+    pub fragments: Table<FragmentKey, Fragment>,
     /// Other nodes that forward to pods here, by link-layer address.
     pub holders: SievedTable<Mac, Holder>,
     /// Endpoints and who forwards to them.
@@ -238,6 +242,7 @@ impl Maps {
             handshakes: table("handshakes", &mut map)?,
             replies: table("replies", &mut map)?,
             handshake_replies: table("handshake_replies", &mut map)?,
+            fragments: table("fragments", &mut map)?,
             holders: SievedTable::new(table("holders", &mut map)?, sieve.clone()),
             endpoints: SievedTable::new(table("endpoints", &mut map)?, sieve.clone()),
             backends: map("backends")?,

@@ -4,6 +4,7 @@ pub(crate) mod backends;
 pub(crate) mod collision;
 pub(crate) mod egress;
 pub(crate) mod foreign;
+pub(crate) mod fragment;
 pub(crate) mod full;
 pub(crate) mod holder;
 pub(crate) mod icmp;

@@ -1,0 +1,213 @@
+//! What became of the first fragment of a datagram, for those that follow: they have no ports.
+
+use crate::{
+    addr::{Ipv4, Port, Protocol},
+    flow::FlowKey,
+    interface::Interface,
+    reason::{Kind, Reason},
+};
+use bytemuck::{Pod, Zeroable};
+
+/// How long fragments may follow their first one, in seconds as the clock shows them. A sender uses a number again after
+/// 65,536 datagrams to one address at the earliest (RFC 6864, section 4.3 asks for more), which at full speed is soon.
+const LIFETIME: u32 = 2;
+
+/// Key of the `fragments` map: what all fragments of one datagram have in common (RFC 791, section 3.2), where it is seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
+#[repr(C)]
+pub struct FragmentKey {
+    /// As the packet has it here.
+    pub source: Ipv4,
+    /// Likewise.
+    pub destination: Ipv4,
+    /// Network order.
+    id: [u8; 2],
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Roles of the interface that it comes in by; 0 where it goes out.
+    hook: u8,
+}
+
+impl FragmentKey {
+    /// Of a packet that comes in by an interface with these roles; `id` as on the wire, in native byte order.
+    #[inline(always)]
+    pub const fn coming(key: &FlowKey, id: u16, roles: Interface) -> Self {
+        Self::new(key, id, roles.bits())
+    }
+
+    /// Of a packet that goes out.
+    #[inline(always)]
+    pub const fn leaving(key: &FlowKey, id: u16) -> Self {
+        Self::new(key, id, 0)
+    }
+
+    #[inline(always)]
+    const fn new(key: &FlowKey, id: u16, hook: u8) -> Self {
+        Self {
+            source: key.source,
+            destination: key.destination,
+            id: id.to_ne_bytes(),
+            protocol: key.protocol,
+            hook,
+        }
+    }
+}
+
+/// What is done with a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Thrown away, like the first one.
+    Drop,
+    /// To the backend by redirect.
+    ForwardRedirect,
+    /// To the backend through the stack.
+    ForwardStack,
+    /// To the client by redirect.
+    ReplyRedirect,
+    /// To the client, from the stack.
+    ReplyTranslated,
+    /// Another holder's forward: marked.
+    HolderForward,
+    /// The answer to one: marked.
+    HolderReply,
+}
+
+impl Fate {
+    /// Of the fragments that follow a first one that ended so; `None` where they go on as they come.
+    #[inline(always)]
+    pub const fn after(reason: Reason) -> Option<Self> {
+        Some(match reason {
+            Reason::ForwardRedirect => Self::ForwardRedirect,
+            Reason::ForwardStack => Self::ForwardStack,
+            Reason::ReplyRedirect => Self::ReplyRedirect,
+            Reason::ReplyTranslated => Self::ReplyTranslated,
+            Reason::HolderForward => Self::HolderForward,
+            Reason::HolderReply => Self::HolderReply,
+            other => match other.kind() {
+                Kind::Pass => return None,
+                Kind::Forward | Kind::Reject | Kind::Drop => Self::Drop,
+            },
+        })
+    }
+
+    /// What a fragment that follows ends with.
+    #[inline(always)]
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::Drop => Reason::DropFragment,
+            Self::ForwardRedirect => Reason::ForwardRedirect,
+            Self::ForwardStack => Reason::ForwardStack,
+            Self::ReplyRedirect => Reason::ReplyRedirect,
+            Self::ReplyTranslated => Reason::ReplyTranslated,
+            Self::HolderForward => Reason::HolderForward,
+            Self::HolderReply => Reason::HolderReply,
+        }
+    }
+
+    /// Whether it goes from the client to a backend, by this node.
+    #[inline(always)]
+    pub const fn is_forward(self) -> bool {
+        matches!(self, Self::ForwardRedirect | Self::ForwardStack)
+    }
+
+    /// Whether it passes the stack by.
+    #[inline(always)]
+    pub const fn is_redirect(self) -> bool {
+        matches!(self, Self::ForwardRedirect | Self::ReplyRedirect)
+    }
+
+    #[inline(always)]
+    const fn from_number(number: u8) -> Self {
+        match number {
+            1 => Self::ForwardRedirect,
+            2 => Self::ForwardStack,
+            3 => Self::ReplyRedirect,
+            4 => Self::ReplyTranslated,
+            5 => Self::HolderForward,
+            6 => Self::HolderReply,
+            _ => Self::Drop,
+        }
+    }
+}
+
+/// Value of the `fragments` map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Fragment {
+    /// The source that the first one left with.
+    pub source: Ipv4,
+    /// The destination that the first one left with.
+    pub destination: Ipv4,
+    /// Seconds since boot (`CLOCK_MONOTONIC`) when it came.
+    pub second: u32,
+    /// As the first one came.
+    pub source_port: Port,
+    /// As the first one came.
+    pub destination_port: Port,
+    fate: u8,
+    /// Our byte of the packet mark, as the first one left.
+    pub mark: u8,
+    zero: u16,
+}
+
+impl Fragment {
+    /// What became of a first fragment with the tuple `key`. It left with these addresses and this mark.
+    #[inline(always)]
+    pub const fn new(key: &FlowKey, (source, destination): (Ipv4, Ipv4), mark: u8, fate: Fate, now: u32) -> Self {
+        Self {
+            source,
+            destination,
+            second: now,
+            source_port: key.source_port,
+            destination_port: key.destination_port,
+            fate: fate as u8,
+            mark,
+            zero: 0,
+        }
+    }
+
+    /// What is done with the others.
+    #[inline(always)]
+    pub const fn fate(&self) -> Fate {
+        Fate::from_number(self.fate)
+    }
+
+    /// Whether others may still follow. Another CPU may have noted a later second than ours.
+    #[inline(always)]
+    pub const fn holds(&self, now: u32) -> bool {
+        now.saturating_sub(self.second) <= LIFETIME
+    }
+}
+
+const _: () = assert!(size_of::<FragmentKey>() == 12 && size_of::<Fragment>() == 20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fate_is_what_the_map_says() {
+        let key = FlowKey::default();
+        for reason in Reason::ALL {
+            let Some(fate) = Fate::after(*reason) else {
+                assert_eq!(reason.kind(), Kind::Pass);
+                continue;
+            };
+            let known = Fragment::new(&key, (Ipv4::default(), Ipv4::default()), 7, fate, 100);
+            assert_eq!(known.fate(), fate);
+            assert_eq!(fate == Fate::Drop, matches!(reason.kind(), Kind::Reject | Kind::Drop) || is_icmp(*reason));
+        }
+    }
+
+    fn is_icmp(reason: Reason) -> bool {
+        matches!(reason, Reason::ForwardIcmpError | Reason::ReplyIcmpError)
+    }
+
+    #[test]
+    fn a_number_is_soon_used_again() {
+        let fate = Fate::ForwardStack;
+        let known = Fragment::new(&FlowKey::default(), (Ipv4::default(), Ipv4::default()), 0, fate, 100);
+        assert!([99, 100, 102].map(|now| known.holds(now)).iter().all(|holds| *holds));
+        assert!(!known.holds(103));
+    }
+}
