@@ -91,6 +91,12 @@ fn to_client(packet: &Packet<'_>, parsed: &Parsed, found: &Found, reply: &Reply)
     match forward::route(packet, parsed, reply.address, parsed.key.destination) {
         forward::Route::Via(way) => {
             found.entry.set_way(way);
+            // This packet has established the connection, perhaps: there the way is not known yet.
+            if !found.is_established
+                && let Some(entry) = reply::established(&parsed.key)
+            {
+                entry.set_way(way);
+            }
             redirect(parsed, reply, way)
         }
         // The stack tells the pod, in the pod's terms: the packet has not been translated yet.

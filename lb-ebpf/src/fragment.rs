@@ -1,113 +1,169 @@
 //! Fragments (RFC 791, section 3.2). The first one has the ports, goes the way of any packet, and is noted with what became of
 //! it; those that come after it share that. One that comes before is left to the stack, which never gets a first one to join it
 //! to, so that nobody is handed a datagram that is not theirs.
+//!
+//! What is done for fragments alone is in functions of their own, and keeps what it knows with the packet: in the middle of the
+//! walk it would double the verifier's work.
 
 use crate::{
-    account, answer, clock, config, flow, forward,
+    account, answer, backend, clock, config, flow,
     open::serving,
-    outcome::{Outcome, Step, drop, pass},
-    packet::Packet,
-    parse::Parsed,
+    outcome::{End, Outcome, Step},
+    packet::{ETH_LEN, Packet},
+    parse::{Ip, Parsed, Tcp},
     plan::{self, Exit},
     rewrite,
-    wire::Frame,
+    wire::Ipv4Header,
 };
-use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
+use aya_ebpf::{bindings::__sk_buff, btf_maps::LruHashMap, macros::btf_map, programs::TcContext};
 use core::ops::ControlFlow;
 use lb_common::{
-    addr::Ipv4,
+    addr::{Ipv4, Mac, Port, Protocol},
     flow::{FlowKey, ReplyKind},
-    fragment::{Fate, Fragment, FragmentKey},
+    fragment::{Fate, Fragment, FragmentKey, Hook},
     limits,
-    reason::Reason,
+    reason::{Kind, Reason},
+    way::Way,
 };
 
 #[btf_map(name = "fragments")]
 static FRAGMENTS: LruHashMap<FragmentKey, Fragment, { limits::FRAGMENTS as usize }> = LruHashMap::new();
 
-/// Notes what became of a first fragment. A number that is used again stands for the new datagram.
+/// Ends the walk of a later fragment.
 #[inline(always)]
-pub(crate) fn note(packet: &Packet<'_>, parsed: &Parsed, key: &FragmentKey, outcome: Outcome) {
-    let (Some(fate), Some(left)) = (Fate::after(outcome.reason()), packet.read::<Frame>(0)) else {
+pub(crate) fn begin(packet: &Packet<'_>, hook: Hook) -> Step<()> {
+    let Some(reason) = keep_or_follow(packet.skb(), hook) else { return ControlFlow::Continue(()) };
+    ControlFlow::Break(End::Outcome(match reason {
+        Reason::ForwardRedirect | Reason::ReplyRedirect => Outcome::Redirected(reason),
+        other if matches!(other.kind(), Kind::Drop) => Outcome::Dropped(reason),
+        _ => Outcome::Next(reason),
+    }))
+}
+
+/// Keeps of a first fragment what is to be noted at the end of its walk. Sends a later one after its first one, and says what
+/// became of it.
+#[inline(never)]
+fn keep_or_follow(skb: *mut __sk_buff, hook: Hook) -> Option<Reason> {
+    let ctx = TcContext::new(skb);
+    let packet = Packet::new(&ctx);
+    // It has been parsed before.
+    let header = packet.read::<Ipv4Header>(ETH_LEN)?;
+    let (source, destination) = (Ipv4::new(header.source), Ipv4::new(header.destination));
+    let key = FragmentKey::new((source, destination), Protocol::new(header.protocol), header.id, hook);
+    let ip = Ip::new(&header);
+    if ip.is_later_fragment() {
+        return follow(&packet, &key);
+    }
+    let ports = packet.load::<[u8; 4]>(ip.l4_offset())?;
+    let [a, b, c] = key.to_words();
+    packet.keep(Some([a, b, c, u32::from_ne_bytes(ports)]));
+    None
+}
+
+/// Notes what became of a first fragment. A number that is used again stands for the new datagram.
+#[inline(never)]
+pub(crate) fn note(skb: *mut __sk_buff, reason: Reason) {
+    let ctx = TcContext::new(skb);
+    let packet = Packet::new(&ctx);
+    let [a, b, c, ports] = packet.kept();
+    let key = FragmentKey::from_words([a, b, c]);
+    let fate = Fate::after(reason);
+    let (Some(fate), Some(left)) = (fate, packet.read::<Ipv4Header>(ETH_LEN)) else {
         let _ = FRAGMENTS.remove(key);
         return;
     };
-    let addresses = (Ipv4::new(left.ip.source), Ipv4::new(left.ip.destination));
-    let known = Fragment::new(&parsed.key, addresses, config::mark_byte(packet), fate, clock::now());
+    let [a, b, c, d] = ports.to_ne_bytes();
+    let ports = (Port::from_bytes([a, b]), Port::from_bytes([c, d]));
+    let addresses = (Ipv4::new(left.source), Ipv4::new(left.destination));
+    let known = Fragment::new(ports, addresses, config::mark_byte(&packet), fate, clock::now());
     // Without memory for it the others are left to the stack.
-    let _ = FRAGMENTS.insert(key, &known, 0);
+    let _ = FRAGMENTS.insert(key, known, 0);
 }
 
-/// Sends a later fragment after its first one.
 #[inline(always)]
-pub(crate) fn follow(packet: &Packet<'_>, parsed: &Parsed, key: &FragmentKey) -> Step<Outcome> {
+fn follow(packet: &Packet<'_>, key: &FragmentKey) -> Option<Reason> {
     // SAFETY: copied out at once.
     let known = unsafe { FRAGMENTS.get(key) }.copied();
     let Some(known) = known.filter(|known| known.holds(clock::now())) else {
-        return pass(Reason::PassFragment);
+        return Some(Reason::PassFragment);
     };
     let fate = known.fate();
     match fate {
-        Fate::Drop => drop(Reason::DropFragment),
+        Fate::Drop => Some(Reason::DropFragment),
         Fate::HolderForward | Fate::HolderReply => {
             config::set_mark_byte(packet, known.mark);
-            pass(fate.reason())
+            Some(fate.reason())
         }
         Fate::ForwardRedirect | Fate::ForwardStack | Fate::ReplyRedirect | Fate::ReplyTranslated => {
-            carry(packet, parsed, &known, fate)
+            carry(packet, &known, fate)
         }
     }
 }
 
 /// With the addresses and by the exit of the first one.
 #[inline(always)]
-fn carry(packet: &Packet<'_>, parsed: &Parsed, known: &Fragment, fate: Fate) -> Step<Outcome> {
-    let key = FlowKey::new(
-        parsed.key.source,
-        known.source_port,
-        parsed.key.destination,
-        known.destination_port,
-        parsed.key.protocol,
-    );
-    let is_forward = fate.is_forward();
-    let service = if is_forward { forward_of(&key, known) } else { reply_of(&key, known) };
-    let Some(service) = service else { return drop(Reason::DropFragment) };
-    let exit = if fate.is_redirect() { redirect(packet, parsed, known)? } else { Exit::stack(known.mark) };
-    if is_forward {
-        account::packet_in(service, parsed);
+fn carry(packet: &Packet<'_>, known: &Fragment, fate: Fate) -> Option<Reason> {
+    let parsed = parsed(packet, known)?;
+    let tuple = parsed.key;
+    let connection = if fate.is_forward() { forward_of(&tuple, known) } else { reply_of(&tuple, known) };
+    let Some((service, way)) = connection else { return Some(Reason::DropFragment) };
+    let exit = if fate.is_redirect() {
+        if parsed.ip.ttl <= 1 {
+            return Some(Reason::DropTtl);
+        }
+        if parsed.ip.total_length > way.passes {
+            return Some(Reason::DropTooBig);
+        }
+        Exit::redirect(way)
     } else {
-        account::packet_out(service, parsed);
+        Exit::stack(known.mark)
+    };
+    if fate.is_forward() {
+        account::packet_in(service, &parsed);
+    } else {
+        account::packet_out(service, &parsed);
     }
-    let (old, new) = ((key.source, key.destination), (known.source, known.destination));
+    let old = (parsed.key.source, parsed.key.destination);
+    let new = (known.source, known.destination);
     if !rewrite::addresses(packet, &parsed.ip, old, new, exit.counts_hop()) {
-        return drop(Reason::DropRewrite);
+        return Some(Reason::DropRewrite);
     }
-    ControlFlow::Continue(plan::leave(packet, exit, fate.reason()))
+    Some(plan::leave(packet, exit, fate.reason()).reason())
 }
 
-/// The service, while the flow still leads to the backend that the first one went to.
+/// As if it had the ports of the first one.
 #[inline(always)]
-fn forward_of(key: &FlowKey, known: &Fragment) -> Option<u32> {
-    let flow = flow::established_by_key(key).or_else(|| flow::handshake(key))?;
-    serving(&flow.get()).filter(|backend| backend.address == known.destination).map(|backend| backend.service)
+fn parsed(packet: &Packet<'_>, known: &Fragment) -> Option<Parsed> {
+    // Read again: to remember all of it would take more of the stack than there is.
+    let header = packet.read::<Ipv4Header>(ETH_LEN)?;
+    Some(Parsed {
+        key: FlowKey::new(
+            Ipv4::new(header.source),
+            known.source_port,
+            Ipv4::new(header.destination),
+            known.destination_port,
+            Protocol::new(header.protocol),
+        ),
+        source_mac: Mac::new([0; 6]),
+        ip: Ip::new(&header),
+        checksum: 0,
+        tcp: Tcp::default(),
+    })
 }
 
-/// The service, while the backend's packets still become the address's.
+/// The service, and the way to the backend that the first one was redirected to, while the flow leads there.
 #[inline(always)]
-fn reply_of(key: &FlowKey, known: &Fragment) -> Option<u32> {
-    let reply = answer::find(key)?.entry.get();
-    (reply.kind() == ReplyKind::Translate && reply.address == known.source).then_some(reply.service)
+fn forward_of(tuple: &FlowKey, known: &Fragment) -> Option<(u32, Way)> {
+    let flow = flow::established_by_key(tuple).or_else(|| flow::handshake(tuple))?.get();
+    let backend = serving(&flow).filter(|backend| backend.address == known.destination)?;
+    Some((backend.service, backend::recent_way(flow.backend, flow.generation)))
 }
 
-/// The kernel is asked for each: one may be larger than the first, and they are rare.
+/// The service, and the way to the client that the first one was redirected to, while the backend's packets become the
+/// address's.
 #[inline(always)]
-fn redirect(packet: &Packet<'_>, parsed: &Parsed, known: &Fragment) -> Step<Exit> {
-    if parsed.ip.ttl <= 1 {
-        return drop(Reason::DropTtl);
-    }
-    match forward::route(packet, parsed, known.source, known.destination) {
-        forward::Route::Via(way) => ControlFlow::Continue(Exit::redirect(way)),
-        forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
-        forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),
-    }
+fn reply_of(tuple: &FlowKey, known: &Fragment) -> Option<(u32, Way)> {
+    let reply = answer::find(tuple)?.entry.get();
+    (reply.kind() == ReplyKind::Translate && reply.address == known.source)
+        .then(|| (reply.service, reply.last_way()))
 }

@@ -34,8 +34,6 @@ pub(crate) struct Parsed {
 pub(crate) struct Ip {
     pub(crate) tos: u8,
     pub(crate) ttl: u8,
-    /// As on the wire, in native byte order.
-    pub(crate) id: u16,
     /// As on the wire, in native byte order: for the incremental update.
     pub(crate) checksum: u16,
     /// Header and payload, bytes.
@@ -53,7 +51,6 @@ impl Ip {
         Self {
             tos: header.tos,
             ttl: header.ttl,
-            id: u16::from_ne_bytes(header.id),
             checksum: u16::from_ne_bytes(header.checksum),
             total_length: u16::from_be_bytes(header.total_length),
             header_length: header.length(),

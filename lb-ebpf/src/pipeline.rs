@@ -1,7 +1,8 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, backend, config, forward, fragment, holder, icmp, interface,
+    account, answer, backend, config, forward,
+    fragment, holder, icmp, interface,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
@@ -13,7 +14,7 @@ use core::ops::ControlFlow;
 use lb_common::{
     backend::Backend,
     flow::{Path, Side},
-    fragment::FragmentKey,
+    fragment::Hook,
     interface::Interface,
     mark,
     reason::Reason,
@@ -51,32 +52,29 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
         return icmp::coming(packet, roles);
     }
     let parsed = parse(packet)?;
-    if parsed.ip.is_later_fragment() {
-        let key = FragmentKey::coming(&parsed.key, parsed.ip.id, roles);
-        return fragment::follow(packet, &parsed, &key);
-    }
-    let walk = to_plan(packet, &parsed, roles);
-    let outcome = carried_out(packet, &parsed, walk);
+    packet.keep(None);
     if parsed.ip.is_fragment() {
-        fragment::note(packet, &parsed, &FragmentKey::coming(&parsed.key, parsed.ip.id, roles), outcome);
+        fragment::begin(packet, Hook::ingress(roles))?;
+    }
+    let outcome = ended(walk_in_whole(packet, &parsed, roles));
+    if packet.keeps() {
+        fragment::note(packet.skb(), outcome.reason());
     }
     ControlFlow::Continue(outcome)
 }
 
+/// A packet with all its headers.
 #[inline(always)]
-fn to_plan(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
+fn walk_in_whole(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Outcome> {
     if roles.is(Interface::OVERLAY) {
         holder::recognise(packet, parsed)?;
     }
-    plan(packet, parsed, roles)
-}
-
-#[inline(always)]
-fn carried_out(packet: &Packet<'_>, parsed: &Parsed, walk: Step<Plan>) -> Outcome {
-    match walk {
-        ControlFlow::Continue(plan) => plan::commit(packet, parsed, &plan),
-        ControlFlow::Break(End::Refusal(refusal)) => reject::answer(packet, parsed, refusal),
-        ControlFlow::Break(End::Outcome(outcome)) => outcome,
+    match plan(packet, parsed, roles) {
+        ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, parsed, &plan)),
+        ControlFlow::Break(End::Refusal(refusal)) => {
+            ControlFlow::Continue(reject::answer(packet, parsed, refusal))
+        }
+        ControlFlow::Break(end) => ControlFlow::Break(end),
     }
 }
 
@@ -93,12 +91,13 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
             return icmp::leaving(packet);
         }
         let parsed = parse(packet)?;
-        if parsed.ip.is_later_fragment() {
-            return fragment::follow(packet, &parsed, &FragmentKey::leaving(&parsed.key, parsed.ip.id));
-        }
-        let outcome = carried_out(packet, &parsed, answer::leaving(&parsed));
+        packet.keep(None);
         if parsed.ip.is_fragment() {
-            fragment::note(packet, &parsed, &FragmentKey::leaving(&parsed.key, parsed.ip.id), outcome);
+            fragment::begin(packet, Hook::EGRESS)?;
+        }
+        let outcome = ended(leave_whole(packet, &parsed));
+        if packet.keeps() {
+            fragment::note(packet.skb(), outcome.reason());
         }
         return ControlFlow::Continue(outcome);
     }
@@ -112,6 +111,13 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         config::set_mark_byte(packet, 0);
     }
     pass(Reason::PassForeign)
+}
+
+/// A packet with all its headers, out of the uplink.
+#[inline(always)]
+fn leave_whole(packet: &Packet<'_>, parsed: &Parsed) -> Step<Outcome> {
+    let plan = answer::leaving(parsed)?;
+    ControlFlow::Continue(plan::commit(packet, parsed, &plan))
 }
 
 /// A packet to a served port goes to a backend, or is refused; never to a socket of this node. Another may be an answer.

@@ -232,7 +232,8 @@ fn dress(random: &mut Rng, mut frame: Frame) -> Frame {
     }
     match random.u8(..12) {
         0 => frame.ip_options(&[1; 40][..4 * random.usize(1..=10)]),
-        1 if length.is_multiple_of(8) => frame.fragment(random.u16(..3), random.bool()),
+        // Few numbers, so that some follow one another.
+        1 if length.is_multiple_of(8) => frame.id(random.u16(..4)).fragment(random.u16(..3), random.bool()),
         _ => frame,
     }
 }

@@ -8,10 +8,10 @@ use crate::lab::{
     CLIENT, Device, HOLDER, HOLDER_2, LOCAL, Lab, REMOTE, REMOTE_2, SERVED, SERVED_SAME_PORT, Slot, TCP_80,
     UDP_80, now, sh,
 };
-use lb_common::addr::Protocol;
+use lb_common::addr::{Ipv4, Protocol};
 use lb_common::backend::BackendState;
-use lb_common::flow::{FlowKey, Reply, State};
-use lb_common::fragment::FragmentKey;
+use lb_common::flow::{Reply, State};
+use lb_common::fragment::{FragmentKey, Hook};
 use lb_common::reason::Reason;
 
 const UDP: u8 = 17;
@@ -226,8 +226,6 @@ pub(crate) fn cannot_follow() -> Case {
     .goes_to(&first(CLIENT, SERVED), REMOTE)
     .send(ingress(Device::Uplink, later(CLIENT, SERVED).ttl(1)).dropped(Reason::DropTtl))
     .send(ingress(Device::Uplink, &big).dropped(Reason::DropTooBig))
-    .then(|_| sh("ip route add unreachable 10.40.0.2"))
-    .send(ingress(Device::Uplink, later(CLIENT, SERVED)).dropped(Reason::DropNoRoute))
 }
 
 fn other_node(lab: &mut Lab) {
@@ -276,8 +274,8 @@ pub(crate) fn more_than_fit() -> Case {
         let known = lab.maps.fragments.list().unwrap()[0].1;
         let keys: Vec<FragmentKey> = (0..u16::MAX)
             .map(|id| {
-                let key: FlowKey = first(([203, 0, 113, 1], 1), SERVED).key();
-                FragmentKey::leaving(&key, id)
+                let addresses = (Ipv4::new([203, 0, 113, 1]), Ipv4::new(SERVED.0));
+                FragmentKey::new(addresses, Protocol::UDP, id.to_be_bytes(), Hook::EGRESS)
             })
             .collect();
         let values = vec![known; keys.len()];
