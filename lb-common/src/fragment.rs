@@ -3,7 +3,7 @@
 use crate::{
     addr::{Ipv4, Port, Protocol},
     interface::Interface,
-    reason::{Kind, Reason},
+    reason::Reason,
 };
 use bytemuck::{Pod, Zeroable};
 
@@ -84,20 +84,24 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Of the fragments that follow a first one that ended so; `None` where they go on as they come.
+    /// Of the fragments that follow a first one that ended for the reason with this number; `None` where they go on as they come.
     #[inline(always)]
-    pub const fn after(reason: Reason) -> Option<Self> {
-        Some(match reason {
-            Reason::ForwardRedirect => Self::ForwardRedirect,
-            Reason::ForwardStack => Self::ForwardStack,
-            Reason::ReplyRedirect => Self::ReplyRedirect,
-            Reason::ReplyTranslated => Self::ReplyTranslated,
-            Reason::HolderForward => Self::HolderForward,
-            Reason::HolderReply => Self::HolderReply,
-            other => match other.kind() {
-                Kind::Pass => return None,
-                Kind::Forward | Kind::Reject | Kind::Drop => Self::Drop,
-            },
+    const fn after(number: u8) -> Option<Self> {
+        const FORWARD_REDIRECT: u8 = Reason::ForwardRedirect as u8;
+        const FORWARD_STACK: u8 = Reason::ForwardStack as u8;
+        const REPLY_REDIRECT: u8 = Reason::ReplyRedirect as u8;
+        const REPLY_TRANSLATED: u8 = Reason::ReplyTranslated as u8;
+        const HOLDER_FORWARD: u8 = Reason::HolderForward as u8;
+        const HOLDER_REPLY: u8 = Reason::HolderReply as u8;
+        Some(match number {
+            FORWARD_REDIRECT => Self::ForwardRedirect,
+            FORWARD_STACK => Self::ForwardStack,
+            REPLY_REDIRECT => Self::ReplyRedirect,
+            REPLY_TRANSLATED => Self::ReplyTranslated,
+            HOLDER_FORWARD => Self::HolderForward,
+            HOLDER_REPLY => Self::HolderReply,
+            reject_or_drop if reject_or_drop >= Reason::RejectNoEndpoint as u8 => Self::Drop,
+            _ => return None,
         })
     }
 
@@ -126,19 +130,6 @@ impl Fate {
     pub const fn is_redirect(self) -> bool {
         matches!(self, Self::ForwardRedirect | Self::ReplyRedirect)
     }
-
-    #[inline(always)]
-    const fn from_number(number: u8) -> Self {
-        match number {
-            1 => Self::ForwardRedirect,
-            2 => Self::ForwardStack,
-            3 => Self::ReplyRedirect,
-            4 => Self::ReplyTranslated,
-            5 => Self::HolderForward,
-            6 => Self::HolderReply,
-            _ => Self::Drop,
-        }
-    }
 }
 
 /// Value of the `fragments` map.
@@ -155,7 +146,8 @@ pub struct Fragment {
     pub source_port: Port,
     /// As the first one came.
     pub destination_port: Port,
-    fate: u8,
+    /// The first one's, by number.
+    reason: u8,
     /// Our byte of the packet mark, as the first one left.
     pub mark: u8,
     zero: u16,
@@ -168,7 +160,7 @@ impl Fragment {
         (source_port, destination_port): (Port, Port),
         (source, destination): (Ipv4, Ipv4),
         mark: u8,
-        fate: Fate,
+        reason: Reason,
         now: u32,
     ) -> Self {
         Self {
@@ -177,16 +169,16 @@ impl Fragment {
             second: now,
             source_port,
             destination_port,
-            fate: fate as u8,
+            reason: reason as u8,
             mark,
             zero: 0,
         }
     }
 
-    /// What is done with the others.
+    /// What is done with the others; `None` where they go on as they come.
     #[inline(always)]
-    pub const fn fate(&self) -> Fate {
-        Fate::from_number(self.fate)
+    pub const fn fate(&self) -> Option<Fate> {
+        Fate::after(self.reason)
     }
 
     /// Whether others may still follow. Another CPU may have noted a later second than ours.
@@ -201,28 +193,30 @@ const _: () = assert!(size_of::<FragmentKey>() == 12 && size_of::<Fragment>() ==
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reason::Kind;
 
-    fn fragment(fate: Fate, now: u32) -> Fragment {
+    fn fragment(reason: Reason, now: u32) -> Fragment {
         let (ports, addresses) = ((Port::new(1), Port::new(2)), (Ipv4::default(), Ipv4::default()));
-        Fragment::new(ports, addresses, 7, fate, now)
+        Fragment::new(ports, addresses, 7, reason, now)
     }
 
+    /// ICMP errors have no tuple of their own, and no fragments.
     #[test]
-    fn a_fate_is_what_the_map_says() {
+    fn the_rest_of_a_datagram_goes_with_its_first_fragment() {
         for reason in Reason::ALL {
-            let Some(fate) = Fate::after(*reason) else {
-                assert_eq!(reason.kind(), Kind::Pass);
-                continue;
-            };
-            assert_eq!(fragment(fate, 100).fate(), fate);
-            let goes_on = fate.reason() == *reason;
-            assert_eq!(fate == Fate::Drop, !goes_on || *reason == Reason::DropFragment);
+            let fate = fragment(*reason, 100).fate();
+            match reason.kind() {
+                Kind::Forward if matches!(reason, Reason::ForwardIcmpError | Reason::ReplyIcmpError) => {}
+                Kind::Forward => assert_eq!(fate.map(Fate::reason), Some(*reason)),
+                Kind::Pass => assert_eq!(fate, None),
+                Kind::Reject | Kind::Drop => assert_eq!(fate, Some(Fate::Drop)),
+            }
         }
     }
 
     #[test]
     fn a_number_is_soon_used_again() {
-        let known = fragment(Fate::ForwardStack, 100);
+        let known = fragment(Reason::ForwardStack, 100);
         assert!([99, 100, 102].map(|now| known.holds(now)).iter().all(|holds| *holds));
         assert!(!known.holds(103));
     }

@@ -22,6 +22,7 @@ use lb_common::{
     flow::{FlowKey, ReplyKind},
     fragment::{Fate, Fragment, FragmentKey, Hook},
     limits,
+    masquerade::Client,
     reason::{Kind, Reason},
     way::Way,
 };
@@ -60,34 +61,30 @@ fn keep_or_follow(skb: *mut __sk_buff, hook: Hook) -> Option<Reason> {
     None
 }
 
-/// Notes what became of a first fragment. A number that is used again stands for the new datagram.
+/// Notes what became of a first fragment. A number that is used again stands for the new datagram. What the reason means is left
+/// to those that follow: a decision here would make the verifier tell apart all walks that lead here.
 #[inline(never)]
 pub(crate) fn note(skb: *mut __sk_buff, reason: Reason) {
     let ctx = TcContext::new(skb);
     let packet = Packet::new(&ctx);
-    let [a, b, c, ports] = packet.kept();
-    let key = FragmentKey::from_words([a, b, c]);
-    let fate = Fate::after(reason);
-    let (Some(fate), Some(left)) = (fate, packet.read::<Ipv4Header>(ETH_LEN)) else {
-        let _ = FRAGMENTS.remove(key);
-        return;
-    };
+    let Some(left) = packet.read::<Ipv4Header>(ETH_LEN) else { return };
+    let [source, destination, rest, ports] = packet.kept();
     let [a, b, c, d] = ports.to_ne_bytes();
     let ports = (Port::from_bytes([a, b]), Port::from_bytes([c, d]));
     let addresses = (Ipv4::new(left.source), Ipv4::new(left.destination));
-    let known = Fragment::new(ports, addresses, config::mark_byte(&packet), fate, clock::now());
+    let known = Fragment::new(ports, addresses, config::mark_byte(&packet), reason, clock::now());
     // Without memory for it the others are left to the stack.
-    let _ = FRAGMENTS.insert(key, known, 0);
+    let _ = FRAGMENTS.insert(FragmentKey::from_words([source, destination, rest]), known, 0);
 }
 
 #[inline(always)]
 fn follow(packet: &Packet<'_>, key: &FragmentKey) -> Option<Reason> {
     // SAFETY: copied out at once.
     let known = unsafe { FRAGMENTS.get(key) }.copied();
-    let Some(known) = known.filter(|known| known.holds(clock::now())) else {
+    let known = known.filter(|known| known.holds(clock::now()));
+    let Some((known, fate)) = known.and_then(|known| Some((known, known.fate()?))) else {
         return Some(Reason::PassFragment);
     };
-    let fate = known.fate();
     match fate {
         Fate::Drop => Some(Reason::DropFragment),
         Fate::HolderForward | Fate::HolderReply => {
@@ -144,6 +141,7 @@ fn parsed(packet: &Packet<'_>, known: &Fragment) -> Option<Parsed> {
             known.destination_port,
             Protocol::new(header.protocol),
         ),
+        client: Client::new(Ipv4::new(header.source), known.source_port),
         source_mac: Mac::new([0; 6]),
         ip: Ip::new(&header),
         checksum: 0,

@@ -1,14 +1,13 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, backend, config, forward,
-    fragment, holder, icmp, interface,
+    account, answer, backend, config, forward, fragment, holder, icmp, interface, masquerade,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
     parse::{Parsed, is_icmp, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
-    reject,
+    reject, scratch,
 };
 use core::ops::ControlFlow;
 use lb_common::{
@@ -51,12 +50,12 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     if is_icmp(packet) {
         return icmp::coming(packet, roles);
     }
-    let parsed = parse(packet)?;
+    let parsed = scratch::keep(parse(packet)?)?;
     packet.keep(None);
     if parsed.ip.is_fragment() {
         fragment::begin(packet, Hook::ingress(roles))?;
     }
-    let outcome = ended(walk_in_whole(packet, &parsed, roles));
+    let outcome = ended(walk_in_whole(packet, parsed, roles));
     if packet.keeps() {
         fragment::note(packet.skb(), outcome.reason());
     }
@@ -65,13 +64,14 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
 
 /// A packet with all its headers.
 #[inline(always)]
-fn walk_in_whole(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Outcome> {
+fn walk_in_whole(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Outcome> {
     if roles.is(Interface::OVERLAY) {
         holder::recognise(packet, parsed)?;
     }
     match plan(packet, parsed, roles) {
         ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, parsed, &plan)),
         ControlFlow::Break(End::Refusal(refusal)) => {
+            parsed.key = parsed.from_client();
             ControlFlow::Continue(reject::answer(packet, parsed, refusal))
         }
         ControlFlow::Break(end) => ControlFlow::Break(end),
@@ -90,12 +90,12 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         if is_icmp(packet) {
             return icmp::leaving(packet);
         }
-        let parsed = parse(packet)?;
+        let mut parsed = parse(packet)?;
         packet.keep(None);
         if parsed.ip.is_fragment() {
             fragment::begin(packet, Hook::EGRESS)?;
         }
-        let outcome = ended(leave_whole(packet, &parsed));
+        let outcome = ended(leave_whole(packet, &mut parsed));
         if packet.keeps() {
             fragment::note(packet.skb(), outcome.reason());
         }
@@ -115,14 +115,15 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
 
 /// A packet with all its headers, out of the uplink.
 #[inline(always)]
-fn leave_whole(packet: &Packet<'_>, parsed: &Parsed) -> Step<Outcome> {
+fn leave_whole(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Outcome> {
     let plan = answer::leaving(parsed)?;
     ControlFlow::Continue(plan::commit(packet, parsed, &plan))
 }
 
 /// A packet to a served port goes to a backend, or is refused; never to a socket of this node. Another may be an answer.
 #[inline(always)]
-fn plan(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
+fn plan(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan> {
+    masquerade::request(packet, parsed, roles)?;
     if let Some(connection) = open::connection(packet, parsed)? {
         return counted(&connection, to_backend(packet, parsed, &connection));
     }
@@ -166,6 +167,7 @@ fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> 
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
+        forward::Route::Local if parsed.is_masqueraded() => redirect(parsed, backend, forward::TO_SELF),
         // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
         // is reached by the stack alone.
         forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),

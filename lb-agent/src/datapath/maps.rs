@@ -1,5 +1,6 @@
 //! The maps, as typed tables: what the agent, the command line and the tests read and write.
 
+use super::inside::Inside;
 use super::pins::Pins;
 use super::rings::Rings;
 use super::roles::Interfaces;
@@ -13,6 +14,7 @@ use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
 use lb_common::fragment::{Fragment, FragmentKey};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::masquerade::{Client, Masquerade, MasqueradedKey};
 use lb_common::reason::Reason;
 use lb_common::service::{Service, ServiceKey, ServiceStats};
 use lb_common::sieve::Bit;
@@ -23,7 +25,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 /// Every map of the program.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 21] = [
     "interfaces",
     "sieve",
     "services",
@@ -35,6 +37,11 @@ pub const NAMES: [&str; 16] = [
     "replies",
     "handshake_replies",
     "fragments",
+    "masquerades",
+    "masqueraded",
+    "inside",
+    "own",
+    "scratch",
     "holders",
     "endpoints",
     "outcomes",
@@ -200,6 +207,12 @@ pub struct Maps {
     pub handshake_replies: Table<FlowKey, Reply>,
     /// Datagrams in fragments.
     pub fragments: Table<FragmentKey, Fragment>,
+    /// Source ports of clients inside the cluster, by the client's tuple.
+    pub masquerades: Table<FlowKey, Masquerade>,
+    /// Whose those ports are.
+    pub masqueraded: Table<MasqueradedKey, Client>,
+    /// Who is inside the cluster.
+    pub inside: Inside,
     /// Other nodes that forward to pods here, by link-layer address.
     pub holders: SievedTable<Mac, Holder>,
     /// Endpoints and who forwards to them.
@@ -243,6 +256,9 @@ impl Maps {
             replies: table("replies", &mut map)?,
             handshake_replies: table("handshake_replies", &mut map)?,
             fragments: table("fragments", &mut map)?,
+            masquerades: table("masquerades", &mut map)?,
+            masqueraded: table("masqueraded", &mut map)?,
+            inside: Inside::new(map("inside")?, map("own")?, sieve.clone()),
             holders: SievedTable::new(table("holders", &mut map)?, sieve.clone()),
             endpoints: SievedTable::new(table("endpoints", &mut map)?, sieve.clone()),
             backends: map("backends")?,
