@@ -21,5 +21,6 @@ pub const MASQUERADES: u32 = 262_144;
 pub const INSIDE: u32 = 65_536;
 /// Holders on other nodes.
 pub const HOLDERS: u32 = 250;
-/// Interfaces with a role. A power of two.
-pub const INTERFACES: u32 = 64;
+/// Slots for interfaces with a role: where each pod has one, a node may have hundreds. A power of two, and so many
+/// that each finds a free one near its own. 8 bytes each.
+pub const INTERFACES: u32 = 4096;

@@ -108,8 +108,7 @@ fn known(key: &FlowKey) -> Option<Port> {
 #[inline(always)]
 fn owner(key: &FlowKey, port: Port) -> Option<Client> {
     // SAFETY: copied out at once.
-    unsafe { MASQUERADED.get(MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol)) }
-        .copied()
+    unsafe { MASQUERADED.get(owned(key, port)) }.copied()
 }
 
 /// A connection that wants a port.
@@ -119,43 +118,60 @@ struct Wish {
     now: u32,
 }
 
-/// Finds a port and notes its owner; 0 for none. A function of its own, so that the verifier walks its loop once.
+/// Finds a port and notes its owner; 0 for none. A function of its own, so that the verifier walks its loops once.
 #[inline(never)]
 fn allot(wish: &Wish) -> u16 {
     let key = &wish.key;
-    let client = Client::new(key.source, key.source_port);
-    let mut number = masquerade::first_port(maglev::hash(key));
+    let first = masquerade::first_port(maglev::hash(key));
+    let mut number = first;
     for _ in 0..masquerade::TRIES {
-        let port = Port::new(number);
-        // Its own one on its own address would look as if it were not masqueraded.
-        if port != key.source_port && is_free(wish, port) {
-            let owned = MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol);
-            // Another CPU may have been quicker.
-            if MASQUERADED.insert(owned, client, BPF_NOEXIST.into()).is_ok() {
-                if MASQUERADES.insert(key, Masquerade::new(port), 0).is_ok() {
-                    return number;
-                }
-                let _ = MASQUERADED.remove(owned);
-                return 0;
-            }
+        if take(key, Port::new(number)) {
+            return number;
+        }
+        number = masquerade::next_port(number);
+    }
+    // None is free. What is over keeps its port until the agent's next sweep, or until now.
+    number = first;
+    for _ in 0..masquerade::OUSTED {
+        if oust(wish, Port::new(number)) && take(key, Port::new(number)) {
+            return number;
         }
         number = masquerade::next_port(number);
     }
     0
 }
 
-/// Whether nobody has the port, or a connection that is over, which loses it. Where its owner changes between the look and
-/// the removal, the new one finds at its next packet that it has no port.
+/// Notes the connection as the owner of a port that has none.
 #[inline(always)]
-fn is_free(wish: &Wish, port: Port) -> bool {
-    let key = &wish.key;
-    if owner(key, port).is_none() {
-        return true;
+fn take(key: &FlowKey, port: Port) -> bool {
+    let owned = owned(key, port);
+    // On its own address a client's own port would look as if nothing were masqueraded.
+    if port == key.source_port
+        || MASQUERADED.insert(owned, Client::new(key.source, key.source_port), BPF_NOEXIST.into()).is_err()
+    {
+        return false;
     }
+    if MASQUERADES.insert(key, Masquerade::new(port), 0).is_err() {
+        let _ = MASQUERADED.remove(owned);
+        return false;
+    }
+    true
+}
+
+/// Takes a port from a connection that is over. Where its owner changes between the look and the removal, the new one finds
+/// at its next packet that it has no port.
+#[inline(always)]
+fn oust(wish: &Wish, port: Port) -> bool {
+    let key = &wish.key;
     let connection = FlowKey::new(wish.overlay, port, key.destination, key.destination_port, key.protocol);
     if flow::may_be_live(&connection, wish.now) {
         return false;
     }
-    let _ = MASQUERADED.remove(MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol));
+    let _ = MASQUERADED.remove(owned(key, port));
     true
+}
+
+#[inline(always)]
+fn owned(key: &FlowKey, port: Port) -> MasqueradedKey {
+    MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol)
 }

@@ -66,7 +66,7 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
 #[inline(always)]
 fn walk_in_whole(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Outcome> {
     if roles.is(Interface::OVERLAY) {
-        holder::recognise(packet, parsed)?;
+        holder::recognise(packet, parsed, roles)?;
     }
     match plan(packet, parsed, roles) {
         ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, parsed, &plan)),
@@ -86,6 +86,11 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         return pass(Reason::PassFinished);
     }
     let roles = interface::roles(packet)?;
+    // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it. Nor what is
+    // behind an uplink over which other nodes are reached.
+    if byte != 0 {
+        config::set_mark_byte(packet, 0);
+    }
     if roles.is(Interface::UPLINK) {
         if is_icmp(packet) {
             return icmp::leaving(packet);
@@ -105,10 +110,6 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
     // would remember it for the client, whichever holder its next connection comes through.
     if packet.is_from_this_node() && is_icmp_redirect(packet) {
         return drop(Reason::DropIcmpRedirect);
-    }
-    // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it.
-    if byte != 0 {
-        config::set_mark_byte(packet, 0);
     }
     pass(Reason::PassForeign)
 }

@@ -25,7 +25,7 @@ fn snapshot(host: &Host, pins: &Path, state: &Path) -> Result<String> {
 }
 
 impl World {
-    fn snapshot(&self, node: u8) -> String {
+    pub(crate) fn snapshot(&self, node: u8) -> String {
         snapshot(self.node(node), &self.testbed.pins(node), &self.state(node)).unwrap()
     }
 }
@@ -124,7 +124,7 @@ fn map_id(world: &World, name: &str) -> String {
 }
 
 #[track_caller]
-fn same(before: &str, after: &str, node: u8) {
+pub(crate) fn same(before: &str, after: &str, node: u8) {
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
     let (before, after) = (lines(before), lines(after));
     let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();

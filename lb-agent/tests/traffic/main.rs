@@ -22,6 +22,7 @@ mod explain;
 mod fragments;
 mod holders;
 mod moving;
+mod networks;
 mod not_ours;
 mod ports;
 mod refusal;
