@@ -33,7 +33,8 @@ fn large_datagrams(builder: Builder) {
         // To the byte where one fragment becomes two, then many.
         for length in [1472, 1473, 1474, 1475, 1480, 1481, 4_000, 60_000] {
             let text: String = ('a'..='z').cycle().take(length).collect();
-            let answer = asker.ask(&text).unwrap();
+            // What fits the wire is not to be fragmented, so the client first hears what the overlay takes, if it has not yet.
+            let answer = asker.ask(&text).or_else(|_| asker.ask(&text)).unwrap();
             let whole = format!("{} {} {text}", pod.name(), asker.local());
             assert!(answer.text == whole[..length], "{length} bytes from {}", pod.name());
         }
@@ -133,9 +134,11 @@ fn fragments_in_any_order_arrive_whole_or_not_at_all() {
             String::from_utf8(buffer[..length].to_vec()).unwrap()
         };
         let payload = |letter: u8| vec![letter; 1_300];
+        // No number twice in two seconds, as a sender must.
+        let id = port * 100;
 
         // The rest reversed, and twice.
-        let mut parts = fragments(from, to, 100, &payload(b'a'), 400);
+        let mut parts = fragments(from, to, id, &payload(b'a'), 400);
         parts[1..].reverse();
         parts.push(parts[1].clone());
         parts.iter().for_each(|part| send(&raw, to, part));
@@ -143,7 +146,7 @@ fn fragments_in_any_order_arrive_whole_or_not_at_all() {
 
         // The last one comes before the first.
         let lost = count(&world, HOLDER, Reason::PassFragment);
-        let mut parts = fragments(from, to, 101, &payload(b'b'), 400);
+        let mut parts = fragments(from, to, id + 1, &payload(b'b'), 400);
         parts.rotate_right(1);
         parts.iter().for_each(|part| send(&raw, to, part));
         wait::until("the one that cannot follow", SOON, || {
@@ -155,7 +158,7 @@ fn fragments_in_any_order_arrive_whole_or_not_at_all() {
         assert_eq!(echo.seen().len(), 1, "{} got a part for a whole", pod.name());
 
         // Two datagrams, a part of each in turn.
-        let parts = [(102, b'c'), (103, b'd')].map(|(id, letter)| fragments(from, to, id, &payload(letter), 400));
+        let parts = [(id + 2, b'c'), (id + 3, b'd')].map(|(id, letter)| fragments(from, to, id, &payload(letter), 400));
         for (one, other) in parts[0].iter().zip(&parts[1]) {
             send(&raw, to, one);
             send(&raw, to, other);
