@@ -27,6 +27,7 @@ mod icmp;
 mod inside;
 mod interface;
 mod masquerade;
+mod mss;
 mod open;
 mod outcome;
 mod packet;
