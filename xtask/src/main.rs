@@ -11,6 +11,7 @@ mod manifests;
 mod setup;
 mod sh;
 mod test;
+mod topology;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
