@@ -5,7 +5,11 @@ use aya_ebpf::{
     bindings::{BPF_F_INGRESS, bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
     helpers::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh},
 };
-use lb_common::{addr::Ipv4, mark, way::Way};
+use lb_common::{
+    addr::{Ipv4, Protocol},
+    mark,
+    way::Way,
+};
 
 const AF_INET: u8 = 2;
 
@@ -60,20 +64,54 @@ pub(crate) const TO_SELF: Way = Way { interface: 1, next_hop: Ipv4::UNSPECIFIED,
 /// Asks the kernel for the way from `source` to `destination`, as if the packet had come in with these addresses.
 #[inline(always)]
 pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destination: Ipv4) -> Route {
+    let question = Question {
+        protocol: parsed.key.protocol,
+        tos: parsed.ip.tos,
+        length: wire_length(packet, parsed),
+        source,
+        destination,
+    };
+    ask(packet, &question)
+}
+
+/// The MTU of the device on the way from `source` to `destination`, in bytes of an IP packet, if it is less than the largest
+/// packet. The question is about that one, since only "too big" is answered with the MTU whether there is a neighbour or not
+/// (Linux 6.18). A kernel before 5.12 does not say it: the answer is the largest packet then.
+#[inline(always)]
+pub(crate) fn mtu(packet: &Packet<'_>, source: Ipv4, destination: Ipv4) -> Option<u16> {
+    let question = Question { protocol: Protocol::TCP, tos: 0, length: u16::MAX, source, destination };
+    match ask(packet, &question) {
+        Route::TooBig { mtu } => Some(mtu),
+        Route::Via(_) | Route::Local | Route::None => None,
+    }
+}
+
+/// What the way may depend on.
+struct Question {
+    protocol: Protocol,
+    tos: u8,
+    /// Bytes of an IP packet.
+    length: u16,
+    source: Ipv4,
+    destination: Ipv4,
+}
+
+#[inline(always)]
+fn ask(packet: &Packet<'_>, question: &Question) -> Route {
     let mut fib = FibParams {
         family: AF_INET,
-        l4_protocol: parsed.key.protocol.number(),
+        l4_protocol: question.protocol.number(),
         ports: 0,
         ports_too: 0,
-        length_or_mtu: wire_length(packet, parsed),
+        length_or_mtu: question.length,
         interface: packet.interface(),
-        tos: parsed.ip.tos,
+        tos: question.tos,
         zero: 0,
         zeros: 0,
-        source,
+        source: question.source,
         source_rest: 0,
         source_end: 0,
-        destination_or_next_hop: destination,
+        destination_or_next_hop: question.destination,
         destination_rest: 0,
         destination_end: 0,
         vlan: 0,
@@ -97,7 +135,7 @@ pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destinat
             Route::Via(Way {
                 interface: fib.interface,
                 next_hop: fib.destination_or_next_hop,
-                // The MTU; or, from a kernel before 5.12 and without a neighbour, the length that was asked about.
+                // The MTU; without a neighbour, the length that was asked about.
                 passes: fib.length_or_mtu,
             })
         }

@@ -19,6 +19,7 @@ mod collisions;
 mod counters;
 mod endpoints;
 mod explain;
+mod fragments;
 mod holders;
 mod moving;
 mod networks;
