@@ -9,6 +9,7 @@ pub(crate) mod holder;
 pub(crate) mod icmp;
 pub(crate) mod refuse;
 pub(crate) mod route;
+pub(crate) mod shared_uplink;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
