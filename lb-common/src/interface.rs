@@ -19,10 +19,19 @@ impl Interface {
     /// Frames of this node's pods arrive on it, and the node sends to pods through it: the bridge, or a pod's veth.
     pub const PODS: Self = Self { roles: 4 };
 
+    /// The node's own packets to its own addresses pass it: `lo`.
+    pub const NODE: Self = Self { roles: 8 };
+
     /// Both roles.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { roles: self.roles | other.roles }
+    }
+
+    /// Whether clients inside the cluster alone are behind it. Behind an uplink there are both.
+    #[inline(always)]
+    pub const fn is_inside(self) -> bool {
+        !self.is(Self::UPLINK)
     }
 
     /// Whether all of `role` is among its roles.

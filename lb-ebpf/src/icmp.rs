@@ -17,6 +17,7 @@ use lb_common::{
     flow::{FlowKey, Path, Reply, ReplyKind, Side},
     interface::Interface,
     mark,
+    masquerade::Client,
     reason::Reason,
 };
 
@@ -178,6 +179,7 @@ fn read(packet: &Packet<'_>) -> Option<Error> {
             none,
             Protocol::ICMP,
         ),
+        client: Client::default(),
         source_mac: Mac::new(frame.source_mac),
         ip,
         checksum: u16::from_ne_bytes([c0, c1]),

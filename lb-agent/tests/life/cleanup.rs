@@ -116,7 +116,7 @@ fn maps_of_another_version_go() {
 }
 
 fn map_id(world: &World, name: &str) -> String {
-    let pin = world.testbed.pins(1).join("maps-v2").join(name);
+    let pin = world.testbed.pins(1).join("maps-v3").join(name);
     let shown =
         world.node(1).run(&["bpftool", "-j", "map", "show", "pinned", pin.to_str().unwrap()]).unwrap();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
