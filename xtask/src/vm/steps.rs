@@ -1,0 +1,75 @@
+//! What is run on each kernel, and how it ended.
+
+use super::payload::Payload;
+use anyhow::Result;
+use std::time::Duration;
+
+/// Test binaries of `lb-agent` that the steps run.
+pub(super) const TESTS: [&str; 2] = ["packets", "traffic"];
+
+/// Names of the steps, in order.
+pub(super) const NAMES: [&str; 4] = ["verifier", "packets", "traffic", "kernels"];
+
+/// One step.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    /// For a shell.
+    pub(super) command: String,
+    /// Emulated machines are slow, and others may be at work beside it.
+    pub(super) limit: Duration,
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Open,
+    Passed,
+    Failed,
+}
+
+/// What became of a step.
+#[derive(Clone, Debug)]
+pub(super) struct Outcome {
+    pub(super) step: String,
+    pub(super) ending: Ending,
+    pub(super) took: Duration,
+    /// What it printed.
+    pub(super) output: Vec<String>,
+}
+
+impl Outcome {
+    pub(super) fn begun(step: &str) -> Self {
+        Self { step: step.to_owned(), ending: Ending::Open, took: Duration::ZERO, output: Vec::new() }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.ending == Ending::Open
+    }
+
+    pub(super) fn hear(&mut self, line: &str) {
+        self.output.push(line.to_owned());
+    }
+
+    pub(super) fn end(&mut self, ending: Ending, took: Duration) {
+        self.ending = ending;
+        self.took = took;
+    }
+}
+
+/// The steps with these names.
+pub(super) fn steps(payload: &Payload, names: &[String]) -> Result<Vec<Step>> {
+    let packets = payload.test("packets")?.display();
+    let traffic = payload.test("traffic")?.display();
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let all = [
+        Step { name: "verifier", command: format!("{packets} --nocapture verifier::"), limit: minutes(3) },
+        Step {
+            name: "packets",
+            command: format!("{packets} --test-threads 1 --skip verifier:: --skip fuzz::"),
+            limit: minutes(15),
+        },
+        Step { name: "traffic", command: format!("{traffic} --test-threads 1 bytes"), limit: minutes(15) },
+    ];
+    Ok(all.into_iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)).collect())
+}
