@@ -2,6 +2,7 @@
 //! (Documentation/driver-api/early-userspace/buffer-format.rst). The kernel takes several, one behind the other.
 
 use anyhow::{Context as _, Result};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
@@ -13,6 +14,8 @@ const SYMLINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 /// After the last entry.
 const TRAILER: &str = "TRAILER!!!";
+/// Links to the directory of the same name in `/usr`.
+pub(super) const MERGED: [&str; 4] = ["/bin", "/sbin", "/lib", "/lib64"];
 /// Headers, names and contents are padded to this.
 const ALIGN: usize = 4;
 
@@ -29,7 +32,7 @@ impl<W: Write> Archive<W> {
     }
 
     /// A directory and those above it.
-    pub(super) fn directory(&mut self, path: &Path) -> Result<()> {
+    fn directory(&mut self, path: &Path) -> Result<()> {
         let mut above: Vec<_> = path.ancestors().filter(|path| path.parent().is_some()).collect();
         above.reverse();
         for directory in above {
@@ -71,10 +74,12 @@ impl<W: Write> Archive<W> {
     }
 
     fn parent(&mut self, path: &Path) -> Result<()> {
+        let path = merged(path);
         path.parent().map_or(Ok(()), |parent| self.directory(parent))
     }
 
     fn entry(&mut self, path: &Path, mode: u32, device: (u32, u32), content: &[u8]) -> Result<()> {
+        let path = merged(path);
         let name = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
         let name = name.trim_start_matches('/');
         self.inode += 1;
@@ -99,11 +104,25 @@ impl<W: Write> Archive<W> {
     }
 }
 
+/// Where a file is where `/bin` and its kin are links into `/usr`, as [`MERGED`] makes them.
+fn merged(path: &Path) -> Cow<'_, Path> {
+    if MERGED.iter().any(|top| path.starts_with(top) && path != Path::new(top)) {
+        return Cow::Owned(Path::new("/usr").join(path.strip_prefix("/").unwrap_or(path)));
+    }
+    Cow::Borrowed(path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Judged by another program: cpio, which busybox has too.
+    #[test]
+    fn files_are_where_a_merged_usr_has_them() {
+        for (path, place) in [("/bin/sh", "/usr/bin/sh"), ("/lib64/ld.so", "/usr/lib64/ld.so"), ("/lib", "/lib"), ("/etc/passwd", "/etc/passwd")] {
+            assert_eq!(merged(Path::new(path)), Path::new(place));
+        }
+    }
+
     #[test]
     fn an_entry_is_as_the_format_says() {
         let mut archive = Archive::new(Vec::new());

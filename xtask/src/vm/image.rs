@@ -1,7 +1,7 @@
 //! Kernels, ready to boot, in the cache: `vmlinuz`, and `base.cpio` with busybox, modules and our `init`.
 
 use super::apt::Suite;
-use super::cpio::Archive;
+use super::cpio::{Archive, MERGED};
 use super::kernels::Kernel;
 use super::modules;
 use crate::sh;
@@ -11,6 +11,8 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 const FLAVOUR: &str = "-cloud-amd64";
+/// Counts up when what is kept of a kernel changes.
+const RECIPE: u32 = 1;
 const INIT: &str = include_str!("init.sh");
 
 /// A kernel that can be booted.
@@ -27,7 +29,7 @@ impl Image {
     /// # Errors
     /// When Debian cannot be asked and the cache has none.
     pub(super) fn find(cache: &Path, kernel: &Kernel) -> Result<Self> {
-        let kept = cache.join("kernels");
+        let kept = cache.join(format!("kernels-{RECIPE}"));
         let (suite, release) = match newest(cache, kernel) {
             Ok((suite, release)) => (Some(suite), release),
             Err(error) => {
@@ -59,11 +61,13 @@ impl Image {
     /// Writes the root file system without what is to be run.
     pub(super) fn write_base(&self, out: &mut impl std::io::Write) -> Result<()> {
         let mut archive = Archive::new(&mut *out);
+        for directory in MERGED {
+            archive.symlink(Path::new(directory), &format!("usr{directory}"))?;
+        }
         archive.device(Path::new("/dev/console"), (5, 1))?;
         archive.file(Path::new("/init"), 0o755, INIT.as_bytes())?;
         let busybox = sh::find_program("busybox").context("busybox is missing")?;
         archive.copy(Path::new("/bin/busybox"), &busybox)?;
-        archive.symlink(Path::new("/bin/sh"), "busybox")?;
         archive.finish()?;
         std::io::copy(&mut File::open(self.directory.join("modules.cpio"))?, out)?;
         Ok(())

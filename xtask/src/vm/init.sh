@@ -22,11 +22,12 @@ echo /sbin/modprobe >/proc/sys/kernel/modprobe
 ulimit -n 65536
 echo "@@ up $(uname -r)"
 for module in $(cat /modules); do
-    modprobe "$module" || echo "@@ lacks $module"
+    /sbin/modprobe "$module" || echo "@@ lacks $module"
 done
 while IFS=' ' read -r name command <&3; do
     echo "@@ begin $name"
-    sh -c "$command"
+    # Not busybox's: that would run its own ip.
+    /bin/sh -c "$command"
     echo "@@ end $name $?"
 done 3</steps
 echo "@@ done"

@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Only these steps
     #[arg(long = "step", value_name = "STEP", value_parser = steps::NAMES)]
     steps: Vec<String>,
+    /// Only tests whose names contain this, with what they print
+    #[arg(long, value_name = "TEXT")]
+    test: Option<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -45,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     setup::run()?;
     setup::need(&PROGRAMS)?;
     let payload = Payload::gather(&steps::TESTS)?;
-    let steps = steps::steps(&payload, &args.steps)?;
+    let steps = steps::steps(&payload, &args.steps, args.test.as_deref())?;
     let cache = kubernetes::cache_root()?.join("vm");
     for kernel in &kernels {
         let outcomes = on(kernel, &cache, &payload, &steps)?;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Programs that testbed, agent and tests call, and what the kernel calls.
-const PROGRAMS: [&str; 16] = [
+const PROGRAMS: [&str; 17] = [
     "bridge",
     "bpftool",
     "conntrack",
@@ -30,6 +30,7 @@ const PROGRAMS: [&str; 16] = [
     "modprobe",
     "nft",
     "nginx",
+    "sh",
     "tc",
     "tcpdump",
 ];
@@ -89,9 +90,6 @@ impl Payload {
         let mut archive = Archive::new(out);
         for (path, from) in &self.files {
             archive.copy(path, from)?;
-        }
-        if let Some(modprobe) = sh::find_program("modprobe").filter(|file| *file != Path::new("/sbin/modprobe")) {
-            archive.symlink(Path::new("/sbin/modprobe"), &modprobe.to_string_lossy())?;
         }
         for (path, content) in more {
             archive.file(Path::new(path), 0o644, content.as_bytes())?;

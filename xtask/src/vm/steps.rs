@@ -57,19 +57,18 @@ impl Outcome {
     }
 }
 
-/// The steps with these names.
-pub(super) fn steps(payload: &Payload, names: &[String]) -> Result<Vec<Step>> {
-    let packets = payload.test("packets")?.display();
-    let traffic = payload.test("traffic")?.display();
+/// The steps with these names, all without names; of the tests those with `test` in their names.
+pub(super) fn steps(payload: &Payload, names: &[String], test: Option<&str>) -> Result<Vec<Step>> {
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let step = |name, binary: &str, arguments: &str, limit| -> Result<Step> {
+        let more = test.map(|test| format!(" --nocapture {test}")).unwrap_or_default();
+        let command = format!("{} --test-threads 1 {arguments}{more}", payload.test(binary)?.display());
+        Ok(Step { name, command, limit })
+    };
     let all = [
-        Step { name: "verifier", command: format!("{packets} --nocapture verifier::"), limit: minutes(3) },
-        Step {
-            name: "packets",
-            command: format!("{packets} --test-threads 1 --skip verifier:: --skip fuzz::"),
-            limit: minutes(15),
-        },
-        Step { name: "traffic", command: format!("{traffic} --test-threads 1 bytes"), limit: minutes(15) },
+        step("verifier", "packets", "--nocapture verifier::", minutes(5))?,
+        step("packets", "packets", "--skip verifier:: --skip fuzz::", minutes(20))?,
+        step("traffic", "traffic", "files_are_the_same_after", minutes(20))?,
     ];
     Ok(all.into_iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)).collect())
 }
