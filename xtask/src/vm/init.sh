@@ -20,10 +20,10 @@ ln -sf /proc/self/fd /dev/fd
 ip link set lo up
 echo /sbin/modprobe >/proc/sys/kernel/modprobe
 ulimit -n 65536
-echo "@@ up $(uname -r)"
 for module in $(cat /modules); do
     /sbin/modprobe "$module" || echo "@@ lacks $module"
 done
+echo "@@ up $(uname -r)"
 while IFS=' ' read -r name command <&3; do
     echo "@@ begin $name"
     # Not busybox's: that would run its own ip.

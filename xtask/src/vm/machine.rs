@@ -1,25 +1,26 @@
 //! A machine: qemu with one kernel, watched over its serial lines until it has run its steps.
 
 use super::image::Image;
+use super::kernels::Kernel;
 use super::payload::Payload;
+use super::report::BOOT;
 use super::steps::{Ending, Outcome, Step};
 use crate::sh;
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use std::fs::{self, File};
 use std::io::{BufWriter, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
-use testbed::Process;
+use testbed::{Process, wait};
 
 const QEMU: &str = "qemu-system-x86_64";
 /// From the start of qemu to the first line of `init`; a few seconds on an idle machine.
-const BOOT: Duration = Duration::from_secs(120);
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// MiB. The archive is in memory twice while the kernel unpacks it.
 const MEMORY: u32 = 2048;
-/// How often the serial line is looked at.
-const POLL: Duration = Duration::from_millis(100);
+/// How long to wait for news before looking at the clock.
+const NEWS: Duration = Duration::from_secs(1);
 /// Lines of the kernel's own console that are shown when it went wrong.
 const SHOWN: usize = 40;
 
@@ -35,27 +36,30 @@ struct Files {
 ///
 /// # Errors
 /// When qemu cannot be run. What goes wrong inside is an outcome.
-pub(super) fn run(name: &str, image: &Image, payload: &Payload, steps: &[Step]) -> Result<Vec<Outcome>> {
+pub(super) fn run(kernel: &Kernel, image: &Image, payload: &Payload, steps: &[Step]) -> Result<Vec<Outcome>> {
+    let name = &kernel.name;
     let files = files(name)?;
     write_root(&files.root, image, payload, steps)?;
     let mut machine = Process::start(format!("Linux {name}"), qemu(image, &files), files.qemu.clone())?;
-    let mut watch = Watch::begin(name, steps);
+    let mut watch = Watch::begin(kernel, steps);
     let mut line = Line::open(&files.line)?;
     let verdict = loop {
-        line.read_more()?;
+        let silence = wait::until("news of the machine", NEWS, || {
+            ensure!(line.read_more()? || !machine.is_running()?, "silence");
+            Ok(())
+        });
         while let Some(text) = line.next() {
             watch.hear(&text);
         }
         if watch.is_done() {
             break Ok(());
         }
+        if silence.is_ok() && !machine.is_running()? && !line.read_more()? {
+            break Err(anyhow::anyhow!("the machine ended: {}", fs::read_to_string(&files.qemu)?.trim()));
+        }
         if let Err(error) = watch.check_time() {
             break Err(error);
         }
-        if !machine.is_running()? && !line.read_more()? {
-            break Err(anyhow::anyhow!("the machine ended: {}", fs::read_to_string(&files.qemu)?.trim()));
-        }
-        thread::sleep(POLL);
     };
     drop(machine);
     if let Err(error) = verdict {
@@ -143,7 +147,7 @@ impl Line {
 
 /// What has been heard of a machine.
 struct Watch<'a> {
-    name: &'a str,
+    kernel: &'a Kernel,
     steps: &'a [Step],
     outcomes: Vec<Outcome>,
     /// What it is at: nothing between two steps.
@@ -155,9 +159,9 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn begin(name: &'a str, steps: &'a [Step]) -> Self {
+    fn begin(kernel: &'a Kernel, steps: &'a [Step]) -> Self {
         let now = Instant::now();
-        Self { name, steps, outcomes: Vec::new(), current: None, since: now, told: now, done: false, lacks: Vec::new() }
+        Self { kernel, steps, outcomes: Vec::new(), current: None, since: now, told: now, done: false, lacks: Vec::new() }
     }
 
     fn is_done(&self) -> bool {
@@ -173,22 +177,36 @@ impl<'a> Watch<'a> {
         };
         let words: Vec<_> = news.split(' ').collect();
         match words[..] {
-            ["up", release] => {
-                self.outcomes.push(Outcome::begun("boot"));
-                self.end(Ending::Passed);
-                sh::say(&format!("{}: Linux {release} is up", self.name));
-            }
             ["lacks", module] => self.lacks.push(module.to_owned()),
+            ["up", release] => self.is_up(release),
             ["begin", step] => {
                 self.current = self.steps.iter().find(|known| known.name == step);
                 self.since = Instant::now();
+                self.told = self.since;
                 self.outcomes.push(Outcome::begun(step));
-                sh::say(&format!("{}: {step}", self.name));
+                sh::say(&format!("{}: {step}", self.kernel.name));
             }
             ["end", _, status] => self.end(if status == "0" { Ending::Passed } else { Ending::Failed }),
             ["done"] => self.done = true,
             _ => {}
         }
+    }
+
+    fn is_up(&mut self, release: &str) {
+        sh::say(&format!("{}: Linux {release} is up", self.kernel.name));
+        let mut boot = Outcome::begun(BOOT);
+        let known = &self.kernel.lacks;
+        let missing: Vec<_> = self.lacks.iter().filter(|module| !known.contains(*module)).collect();
+        let there: Vec<_> = known.iter().filter(|module| !self.lacks.contains(*module)).collect();
+        if !missing.is_empty() {
+            boot.hear(&format!("missing, and xtask/kernels.yaml does not say so: {missing:?}"));
+        }
+        if !there.is_empty() {
+            boot.hear(&format!("xtask/kernels.yaml says that these are missing, and they are not: {there:?}"));
+        }
+        let ending = if boot.output.is_empty() { Ending::Passed } else { Ending::Failed };
+        self.outcomes.push(boot);
+        self.end(ending);
     }
 
     fn end(&mut self, ending: Ending) {
@@ -202,13 +220,16 @@ impl<'a> Watch<'a> {
     /// # Errors
     /// When the machine takes too long for what it is at.
     fn check_time(&mut self) -> Result<()> {
-        let (what, limit) = self.current.map_or(("boot", BOOT), |step| (step.name, step.limit));
+        let (what, limit) = self.current.map_or((BOOT, BOOT_LIMIT), |step| (step.name, step.limit));
         if self.since.elapsed() > limit {
             bail!("{what} takes more than {} s", limit.as_secs());
         }
         if self.told.elapsed() > sh::TICK {
             self.told = Instant::now();
-            sh::say(&format!("{}: {what} is still at it ({} s)", self.name, self.since.elapsed().as_secs()));
+            let last = self.outcomes.last().and_then(|outcome| outcome.output.last());
+            let last = last.map(|line| format!("; last: {line}")).unwrap_or_default();
+            let seconds = self.since.elapsed().as_secs();
+            sh::say(&format!("{}: {what} is still at it ({seconds} s){last}", self.kernel.name));
         }
         Ok(())
     }
@@ -216,7 +237,7 @@ impl<'a> Watch<'a> {
     /// What it was at has failed; so have the steps that it never came to.
     fn fail(&mut self, why: &str) {
         if self.outcomes.is_empty() {
-            self.outcomes.push(Outcome::begun("boot"));
+            self.outcomes.push(Outcome::begun(BOOT));
         }
         let open = self.outcomes.last().is_some_and(Outcome::is_open);
         if open {

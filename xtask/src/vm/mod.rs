@@ -7,23 +7,26 @@ mod kernels;
 mod machine;
 mod modules;
 mod payload;
+mod report;
 mod steps;
 
 use crate::{build, setup, sh};
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use image::Image;
 use kernels::Kernel;
 use payload::Payload;
+use report::Row;
 use std::env::consts::ARCH;
-use std::path::PathBuf;
-use steps::{Ending, Outcome, Step};
+use std::path::{Path, PathBuf};
+use steps::Step;
 use testbed::kubernetes;
 
-/// What emulates, what is packed, and what packs.
-const PROGRAMS: [(&str, &[&str]); 6] = [
+/// What emulates, what is packed, and what packs. Large, so that `cargo xtask setup` does without.
+const PROGRAMS: [(&str, &[&str]); 7] = [
     ("qemu-system-x86_64", &["qemu-system-x86"]),
     ("busybox", &["busybox-static"]),
     ("depmod", &["kmod"]),
+    ("dpkg-deb", &["dpkg"]),
     ("strip", &["binutils"]),
     ("xz", &["xz-utils"]),
     ("zstd", &["zstd"]),
@@ -50,21 +53,29 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let payload = Payload::gather(&steps::TESTS)?;
     let steps = steps::steps(&payload, &args.steps, args.test.as_deref())?;
     let cache = kubernetes::cache_root()?.join("vm");
+    let mut rows = Vec::new();
     for kernel in &kernels {
-        let outcomes = on(kernel, &cache, &payload, &steps)?;
-        for outcome in &outcomes {
-            println!("{} {} {:?} {:?}", kernel.name, outcome.step, outcome.ending, outcome.took);
-            if outcome.ending != Ending::Passed {
-                println!("{}", outcome.output.join("\n"));
-            }
+        let row = on(kernel, &cache, &payload, &steps);
+        if let Err(error) = &row {
+            sh::say(&format!("{}: {error:#}", kernel.name));
         }
+        rows.push(row.unwrap_or_else(|_| Row::absent(&kernel.name)));
     }
+    print!("{}", report::table(&rows, &steps));
+    println!("{}", report::tally(&rows, &steps));
+    ensure!(rows.iter().all(|row| row.is_whole(&steps)), "not every step passed on every kernel");
     Ok(())
 }
 
-fn on(kernel: &Kernel, cache: &std::path::Path, payload: &Payload, steps: &[Step]) -> Result<Vec<Outcome>> {
+fn on(kernel: &Kernel, cache: &Path, payload: &Payload, steps: &[Step]) -> Result<Row> {
     let image = Image::find(cache, kernel)?;
-    machine::run(&kernel.name, &image, payload, steps)
+    let outcomes = machine::run(kernel, &image, payload, steps)
+        .with_context(|| format!("no machine with Linux {}", image.release))?;
+    for outcome in outcomes.iter().filter(|outcome| !outcome.has_passed()) {
+        let shown = outcome.output.join("\n");
+        println!("--- {} on Linux {}:\n{shown}", outcome.step, image.release);
+    }
+    Ok(Row { kernel: kernel.name.clone(), release: image.release, outcomes })
 }
 
 /// For what is made on the way.
