@@ -4,7 +4,8 @@
 use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::plan::{self, Comparison, Observed, Operation, Rest};
-use crate::node::interfaces::Roles;
+use crate::node::return_path::Way;
+use crate::node::roles::Roles;
 use crate::node::{nft, return_path, sysctl};
 use crate::policy::extend::HolderWanted;
 use crate::policy::marks;
@@ -172,10 +173,14 @@ impl Reconciler {
     /// The first part that could not be brought up to date.
     pub async fn node(&mut self, roles: &Roles) -> Result<(), ReconcileError> {
         self.way_back = None;
-        for change in self.sysctls.loosen(&[roles.pods.name.as_str()])? {
-            info!(%change, "changed a sysctl, since replies must pass; cleanup restores it");
+        for change in self.sysctls.loosen(&roles.with_foreign_sources())? {
+            info!(%change, "changed a sysctl, since forwards and replies must pass; cleanup restores it");
         }
-        let untracked = (!sysctl::bridges_call_iptables(&roles.pods)?).then_some(roles.pods.name.as_str());
+        // Where forwards are routed, connection tracking sees them.
+        let untracked = match roles.bridge() {
+            Some(bridge) if !sysctl::bridges_call_iptables(bridge)? => Some(bridge.name.as_str()),
+            _ => None,
+        };
         if nft::ensure(&nft::Table::wanted(self.return_path.mark_shift, untracked)?).await?.is_some() {
             info!("wrote the nftables table {}", nft::TABLE.to_string_lossy());
         }
@@ -295,9 +300,14 @@ impl Reconciler {
         holders: &BTreeMap<Mac, Holder>,
         roles: &Roles,
     ) -> Result<(), ReconcileError> {
-        let by_mark: BTreeMap<u8, Ipv4Addr> =
-            holders.values().map(|holder| (holder.mark, holder.address.into())).collect();
-        let wanted = return_path::State::wanted(&by_mark, &roles.pods, &self.return_path)?;
+        let way = |holder: &Holder| {
+            let via = Ipv4Addr::from(holder.address);
+            Some(Way { via, device: roles.way_back(via)?.index })
+        };
+        let by_mark: BTreeMap<u8, Way> =
+            holders.values().filter_map(|holder| Some((holder.mark, way(holder)?))).collect();
+        let input = roles.bridge().map(|bridge| bridge.name.as_str());
+        let wanted = return_path::State::wanted(&by_mark, input, &self.return_path)?;
         for operation in return_path::ensure(&self.netlink, &self.return_path, &wanted).await? {
             info!(?operation, "changed the way back to a holder");
         }
@@ -425,7 +435,7 @@ fn wanted_interfaces(roles: &Roles) -> BTreeMap<u32, Interface> {
     let mut interfaces: BTreeMap<u32, Interface> = BTreeMap::new();
     let roles_of = [
         (roles.uplink.as_slice(), Interface::UPLINK),
-        (std::slice::from_ref(&roles.pods), Interface::PODS),
+        (roles.pods.as_slice(), Interface::PODS),
         (roles.overlay.as_slice(), Interface::OVERLAY),
     ];
     for (devices, role) in roles_of {

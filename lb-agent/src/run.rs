@@ -6,7 +6,8 @@ use crate::datapath::pins::Pins;
 use crate::datapath::sweep::{self, Swept};
 use crate::health::Publisher;
 use crate::model::HardwareAddress;
-use crate::node::interfaces::{self, Interface, RoleOptions, Roles};
+use crate::node::interfaces::{self, Interface};
+use crate::node::roles::{RoleOptions, Roles, find};
 use crate::policy::extend::Options;
 use crate::policy::node;
 use crate::policy::state::{Delta, State};
@@ -228,7 +229,10 @@ impl Agent {
             return Ok(Said::Anew);
         };
         memory.has_objects = true;
-        let changes = store.take_changes();
+        let mut changes = store.take_changes();
+        if memory.policy.set_reach(roles.reach()) {
+            changes = Changes::Everything;
+        }
         let is_of_nodes = changes == Changes::Everything;
         let delta = memory.policy.update(store, changes);
         self.name_services(&delta, &memory.policy);
@@ -248,7 +252,7 @@ impl Agent {
     ) -> anyhow::Result<()> {
         memory.roles = None;
         let interfaces = interfaces::list(&reconciler.netlink).await?;
-        let roles = interfaces::find_roles(&interfaces, &self.roles);
+        let roles = find(&reconciler.netlink, &interfaces, &self.roles).await?;
         memory.presence = self.presence(&interfaces, roles.as_ref().ok());
         cluster.publish(&memory.presence)?;
         let roles = roles?;

@@ -14,6 +14,17 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
+    /// 0.0.0.0.
+    pub const UNSPECIFIED: Self = Self::new([0; 4]);
+    /// Bits of an address.
+    pub const BITS: u32 = 32;
+
+    /// Whether it is in 127.0.0.0/8.
+    #[inline(always)]
+    pub const fn is_loopback(self) -> bool {
+        self.octets[0] == 127
+    }
+
     /// From the bytes of a packet, or from `Ipv4Addr::octets`.
     #[inline(always)]
     pub const fn new(octets: [u8; 4]) -> Self {

@@ -312,6 +312,7 @@ pub struct Reply {
 impl Reply {
     const TRANSLATE: u8 = 1;
     const MARK: u8 = 2;
+    const TRANSLATE_BOTH: u8 = 3;
 
     /// For a connection to an address of this node.
     #[inline(always)]
@@ -349,6 +350,22 @@ impl Reply {
             state: state.number(),
             path: Path::Stack as u8,
         }
+    }
+
+    /// The same for a connection whose source is masqueraded: its answers get their destination back too.
+    #[must_use]
+    #[inline(always)]
+    pub const fn masqueraded(mut self, is_masqueraded: bool) -> Self {
+        if is_masqueraded {
+            self.kind = Self::TRANSLATE_BOTH;
+        }
+        self
+    }
+
+    /// Translate: whether the destination is to be replaced as well, see [`crate::masquerade`].
+    #[inline(always)]
+    pub const fn is_masqueraded(&self) -> bool {
+        self.kind == Self::TRANSLATE_BOTH
     }
 
     /// Notes the time. The way is asked for anew once in every second, so that a changed route is followed.

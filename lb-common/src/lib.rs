@@ -22,6 +22,7 @@ pub mod interface;
 pub mod limits;
 pub mod maglev;
 pub mod mark;
+pub mod masquerade;
 pub mod pod;
 pub mod reason;
 pub mod service;

@@ -13,7 +13,12 @@ pub const SERVICES: u32 = 10_000;
 pub const BACKENDS: u32 = 100_000;
 /// Endpoints that this node forwards to, and endpoints of this node that others forward to.
 pub const ENDPOINTS: u32 = 200_000;
+/// Connections of clients inside the cluster (two entries each). Allocated on use.
+pub const MASQUERADES: u32 = 262_144;
+/// Networks of clients inside the cluster: each node's addresses, and those of pods. Allocated on use.
+pub const INSIDE: u32 = 65_536;
 /// Holders on other nodes.
 pub const HOLDERS: u32 = 250;
-/// Interfaces with a role. A power of two.
-pub const INTERFACES: u32 = 64;
+/// Slots for interfaces with a role: where each pod has one, a node may have hundreds. A power of two, and so many
+/// that each finds a free one near its own. 8 bytes each.
+pub const INTERFACES: u32 = 4096;

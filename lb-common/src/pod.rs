@@ -2,7 +2,7 @@
 
 #[cfg(feature = "user")]
 mod user {
-    use crate::{addr, backend, config, counters, flow, holder, interface, service, way};
+    use crate::{addr, backend, config, counters, flow, holder, interface, masquerade, service, way};
 
     macro_rules! pod {
         ($($t:ty),* $(,)?) => {
@@ -15,6 +15,7 @@ mod user {
     }
 
     pod!(
+        addr::Ipv4,
         addr::Mac,
         backend::Backend,
         config::Config,
@@ -26,6 +27,10 @@ mod user {
         holder::EndpointKey,
         holder::Holder,
         interface::InterfaceSlot,
+        masquerade::Client,
+        masquerade::Masquerade,
+        masquerade::MasqueradedKey,
+        masquerade::Own,
         service::RingPlace,
         service::Service,
         service::ServiceKey,

@@ -85,6 +85,8 @@ reasons! {
     34 RejectCollision Reject "reject_collision" "Every backend that could be tried already has a connection with this client's address and port."
     35 RejectTableFull Reject "reject_table_full" "The handshake was complete, but the flow table is full."
     36 RejectTooBig Reject "reject_too_big" "Larger than the way to the backend allows, and not to be fragmented: answered with the MTU."
+    37 RejectUnknownSource Reject "reject_unknown_source" "From inside the cluster, in the middle of a connection that this node has not seen the beginning of: its source cannot be guessed."
+    38 RejectNoPort Reject "reject_no_port" "From inside the cluster: every source port that was tried for it is taken, or there is no room for another."
 
     48 DropFragment Drop "drop_fragment" "The first fragment of a packet to a served port, or of an answer from one: fragments are not carried yet."
     49 DropTtl Drop "drop_ttl" "The time to live would reach zero."

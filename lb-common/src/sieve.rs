@@ -3,7 +3,7 @@
 //! A bit says "perhaps": the hash maps decide. It is set before an entry that it stands for is written, and stays set, since
 //! one that is set in vain costs time alone, while one that is missing would hide an entry.
 
-use crate::addr::{Mac, Port};
+use crate::addr::{Ipv4, Mac, Port};
 use crate::service::ServiceKey;
 
 /// Bits for the keys of `services`, by a hash. With 10,000 served ports one foreign packet in 26 is looked up in vain.
@@ -12,10 +12,12 @@ const SERVED_BITS: u32 = 1 << 18;
 const BACKEND_BITS: u32 = 1 << 16;
 /// Bits for the link-layer addresses of other holders, by a hash.
 const HOLDER_BITS: u32 = 1 << 16;
+/// Bits for the networks of clients inside the cluster, by a hash of the first 24 bits.
+const INSIDE_BITS: u32 = 1 << 16;
 const WORD: u32 = 64;
 
 /// Words of the `sieve` map.
-pub const SIEVE_WORDS: u32 = (SERVED_BITS + BACKEND_BITS + HOLDER_BITS) / WORD;
+pub const SIEVE_WORDS: u32 = (SERVED_BITS + BACKEND_BITS + HOLDER_BITS + INSIDE_BITS) / WORD;
 
 /// A bit of the sieve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +50,14 @@ impl Bit {
         let [a, b, c, d, e, f] = mac.octets();
         let word = u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]);
         Self::at(SERVED_BITS + BACKEND_BITS + hash(word, HOLDER_BITS))
+    }
+
+    /// For packets from an address inside the cluster, or from its neighbours: one bit for each 256 addresses.
+    #[inline(always)]
+    pub const fn of_inside(address: Ipv4) -> Self {
+        let [a, b, c, _] = address.octets();
+        let word = u32::from_ne_bytes([a, b, c, 0]) as u64;
+        Self::at(SERVED_BITS + BACKEND_BITS + HOLDER_BITS + hash(word, INSIDE_BITS))
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use crate::{
     account, backend, clock, config,
     entry::Entry,
-    flow, forward, holder,
+    flow, forward, holder, masquerade,
     outcome::{End, Outcome, Step, drop, pass},
     packet::Packet,
     parse::{Parsed, Tcp},
@@ -15,13 +15,14 @@ use lb_common::{
     backend::BackendState,
     flow::{Flow, FlowKey, Path, Reply, ReplyKind, Side, State},
     interface::Interface,
+    masquerade::Client,
     reason::Reason,
     way::Way,
 };
 
 /// A packet on the pods' side or the overlay that is not for a served port: perhaps an answer.
 #[inline(always)]
-pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
+pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan> {
     if !sieve::may_be_answer(&parsed.key) {
         return pass(Reason::PassForeign);
     }
@@ -39,7 +40,7 @@ pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &Parsed, roles: Interfac
 
 /// A packet on its way out of the uplink: an answer that the stack has routed is translated now.
 #[inline(always)]
-pub(crate) fn leaving(parsed: &Parsed) -> Step<Plan> {
+pub(crate) fn leaving(parsed: &mut Parsed) -> Step<Plan> {
     if !sieve::may_be_answer(&parsed.key) {
         return pass(Reason::PassForeign);
     }
@@ -49,6 +50,7 @@ pub(crate) fn leaving(parsed: &Parsed) -> Step<Plan> {
         return pass(Reason::PassForeign);
     }
     follow(parsed, &found, &reply)?;
+    parsed.client = Client::new(parsed.key.destination, parsed.key.destination_port);
     ControlFlow::Continue(plan(&reply, Exit::stack(0), Reason::ReplyTranslated))
 }
 
@@ -83,20 +85,33 @@ fn unknown(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan>
 
 /// To the client, from the address, past the stack.
 #[inline(always)]
-fn to_client(packet: &Packet<'_>, parsed: &Parsed, found: &Found, reply: &Reply) -> Step<Plan> {
+fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Reply) -> Step<Plan> {
     follow(parsed, found, reply)?;
+    parsed.client = Client::new(parsed.key.destination, parsed.key.destination_port);
+    if reply.is_masqueraded() {
+        let Some(client) = masquerade::client(&parsed.key, reply) else {
+            return drop(Reason::DropReplyUnknown);
+        };
+        parsed.client = client;
+    }
     if let Some(way) = found.entry.way(forward::wire_length(packet, parsed)) {
         return redirect(parsed, reply, way);
     }
-    match forward::route(packet, parsed, reply.address, parsed.key.destination) {
+    match forward::route(packet, parsed, reply.address, parsed.client.address) {
         forward::Route::Via(way) => {
             found.entry.set_way(way);
             redirect(parsed, reply, way)
         }
         // The stack tells the pod, in the pod's terms: the packet has not been translated yet.
-        forward::Route::TooBig { .. } if parsed.ip.dont_fragment() => pass(Reason::PassReplyToStack),
+        forward::Route::TooBig { .. } if parsed.ip.dont_fragment() && !reply.is_masqueraded() => {
+            pass(Reason::PassReplyToStack)
+        }
         // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
+        forward::Route::Local if reply.is_masqueraded() => {
+            found.entry.set_way(forward::TO_SELF);
+            redirect(parsed, reply, forward::TO_SELF)
+        }
         forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{config, outcome::TC_ACT_REDIRECT, packet::Packet, parse::Parsed};
 use aya_ebpf::{
-    bindings::{bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
+    bindings::{BPF_F_INGRESS, bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
     helpers::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh},
 };
 use lb_common::{addr::Ipv4, mark, way::Way};
@@ -51,6 +51,10 @@ pub(crate) enum Route {
     /// Nowhere.
     None,
 }
+
+/// `lo`, which has this index in every network namespace: the way of a packet that comes in and is for this node itself,
+/// from an address of its own. On every other interface the stack takes that for forged.
+pub(crate) const TO_SELF: Way = Way { interface: 1, next_hop: Ipv4::UNSPECIFIED, passes: u16::MAX };
 
 /// Asks the kernel for the way from `source` to `destination`, as if the packet had come in with these addresses.
 #[inline(always)]
@@ -123,6 +127,15 @@ pub(crate) fn redirect(interface: u32, next_hop: Ipv4) -> bool {
     let action =
         unsafe { bpf_redirect_neigh(interface, &raw mut params, size_of::<bpf_redir_neigh>() as i32, 0) };
     action == i64::from(TC_ACT_REDIRECT)
+}
+
+/// Hands it to the stack, as if it came in on `lo`. The Ethernet address must be that of `lo`, or the stack takes the packet
+/// for another host's.
+#[inline(always)]
+pub(crate) fn to_self(packet: &Packet<'_>) -> bool {
+    // SAFETY: any interface index is allowed.
+    packet.write(0, [0_u8; 6])
+        && unsafe { bpf_redirect(TO_SELF.interface, BPF_F_INGRESS.into()) == i64::from(TC_ACT_REDIRECT) }
 }
 
 /// Sends it back out of the interface that it came in on, with the link-layer addresses that it carries.

@@ -15,6 +15,7 @@ use lb_common::{
     addr::Mac,
     flow::{FlowKey, Reply, ReplyKind, Side, State},
     holder::{EndpointHolders, EndpointKey, Holder},
+    interface::Interface,
     limits, mark,
     reason::Reason,
 };
@@ -32,7 +33,7 @@ static ENDPOINTS: HashMap<
 
 /// Ends the walk of a packet that a holder forwarded to a pod here. Everything else goes on.
 #[inline(always)]
-pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
+pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<()> {
     if !sieve::may_be_holder(parsed.source_mac) {
         return ControlFlow::Continue(());
     }
@@ -52,8 +53,9 @@ pub(crate) fn recognise(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
         }
         _ => {
             // Perhaps a forward to an endpoint of which this node is about to hear. Masqueraded once, the connection would
-            // stay so: netfilter asks no rule a second time.
-            if !is_own {
+            // stay so: netfilter asks no rule a second time. On an uplink it may be anything, for a NodePort, say, whose
+            // masquerade is needed; and the CNIs that route over one let what goes to this node's pods be.
+            if !is_own && !roles.is(Interface::UPLINK) {
                 config::set_mark_byte(packet, mark::FORWARDED);
             }
             ControlFlow::Continue(())

@@ -17,6 +17,7 @@ use lb_common::{
     flow::{FlowKey, Path, Reply, ReplyKind, Side},
     interface::Interface,
     mark,
+    masquerade::Client,
     reason::Reason,
 };
 
@@ -61,8 +62,11 @@ struct Error {
 #[inline(always)]
 pub(crate) fn coming(packet: &Packet<'_>, roles: Interface) -> Step<Outcome> {
     let Some(error) = read(packet) else { return pass(Reason::PassOtherProtocol) };
-    if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) {
-        return from_backend(packet, &error, roles);
+    // An uplink may be the overlay too: a client's error about an answer comes in there as well.
+    if (roles.is(Interface::OVERLAY) || roles.is(Interface::PODS))
+        && let Some(found) = answer::find(&error.quoted.reversed())
+    {
+        return from_backend(packet, &error, &found.entry.get(), roles);
     }
     from_client(packet, &error)
 }
@@ -96,9 +100,7 @@ fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
 /// From a backend, or from somebody on the way to it, about a client's packet: to the client, or to the holder that
 /// forwarded it.
 #[inline(always)]
-fn from_backend(packet: &Packet<'_>, error: &Error, roles: Interface) -> Step<Outcome> {
-    let Some(found) = answer::find(&error.quoted.reversed()) else { return pass(Reason::PassOtherProtocol) };
-    let reply = found.entry.get();
+fn from_backend(packet: &Packet<'_>, error: &Error, reply: &Reply, roles: Interface) -> Step<Outcome> {
     match reply.kind() {
         ReplyKind::Mark if roles.is(Interface::PODS) => {
             config::set_mark_byte(packet, reply.mark);
@@ -108,7 +110,7 @@ fn from_backend(packet: &Packet<'_>, error: &Error, roles: Interface) -> Step<Ou
         ReplyKind::Translate if reply.path() == Path::Stack => pass(Reason::PassReplyToStack),
         ReplyKind::Translate => {
             let exit = redirect(packet, error, reply.address, error.outer.key.destination)?;
-            to_client(packet, error, &reply, exit)
+            to_client(packet, error, reply, exit)
         }
     }
 }
@@ -177,6 +179,7 @@ fn read(packet: &Packet<'_>) -> Option<Error> {
             none,
             Protocol::ICMP,
         ),
+        client: Client::default(),
         source_mac: Mac::new(frame.source_mac),
         ip,
         checksum: u16::from_ne_bytes([c0, c1]),

@@ -4,6 +4,7 @@
 //! The entry points only turn an outcome into the hook's action and count it. `pipeline` is the place to begin.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![expect(
     clippy::cast_possible_truncation,
     reason = "sizes of headers, far below the narrowest type here; `try_from` would bring a branch and a panic"
@@ -22,7 +23,9 @@ mod flow;
 mod forward;
 mod holder;
 mod icmp;
+mod inside;
 mod interface;
+mod masquerade;
 mod open;
 mod outcome;
 mod packet;
@@ -33,6 +36,7 @@ mod reject;
 mod reply;
 mod rewrite;
 mod ring;
+mod scratch;
 mod service;
 mod sieve;
 mod socket;

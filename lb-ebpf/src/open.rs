@@ -136,7 +136,8 @@ fn establish(parsed: &Parsed, known: &Flow, backend: &Backend, now: u32) -> Step
         known.service,
         known.path(),
         now,
-    );
+    )
+    .masqueraded(parsed.is_masqueraded());
     if !reply::establish(&reply_key, &reply) {
         return refuse(Reason::RejectTableFull);
     }
@@ -154,7 +155,9 @@ fn establish(parsed: &Parsed, known: &Flow, backend: &Backend, now: u32) -> Step
 #[inline(always)]
 fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<Connection> {
     let (id, backend) = choose(parsed, service, now)?;
-    let path = if config::through_stack() || backend.is_local() { Path::Stack } else { Path::Redirect };
+    // The stack would take a packet from an address of this node that comes in for a forged one.
+    let is_for_stack = !parsed.is_masqueraded() && (config::through_stack() || backend.is_local());
+    let path = if is_for_stack { Path::Stack } else { Path::Redirect };
     // A reset belongs to no connection that is worth remembering.
     let connection = Connection { id, backend, path, now };
     if parsed.tcp.has(Tcp::RST) {
@@ -163,7 +166,8 @@ fn begin(parsed: &Parsed, service: Service, now: u32) -> Step<Connection> {
     let state = if begins(parsed) { State::Opening } else { State::PickedUp };
     let flow = Flow::new(service.id, id, backend.generation, path, state, now);
     let reply_key = parsed.key.with_destination(backend.address, backend.port).reversed();
-    let reply = Reply::translate(parsed.key.destination, parsed.key.destination_port, service.id, path, now);
+    let reply = Reply::translate(parsed.key.destination, parsed.key.destination_port, service.id, path, now)
+        .masqueraded(parsed.is_masqueraded());
     if !flow::begin(&parsed.key, &flow) || !reply::begin(&reply_key, &reply) {
         return drop(Reason::DropTableFull);
     }
@@ -177,7 +181,7 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
     if table.size == 0 {
         return refuse(Reason::RejectNoEndpoint);
     }
-    let hash = maglev::hash_of(&parsed.key, service.has_affinity());
+    let hash = maglev::hash_of(&parsed.from_client(), service.has_affinity());
     let place = Place { key: parsed.key, table, hash, now };
     let id = find_free(&place);
     match backend::get(id) {

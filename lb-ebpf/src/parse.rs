@@ -9,6 +9,7 @@ use core::ops::ControlFlow;
 use lb_common::{
     addr::{Ipv4, Mac, Port, Protocol},
     flow::{FlowKey, State},
+    masquerade::Client,
     reason::Reason,
 };
 
@@ -20,8 +21,12 @@ const ACK_WINDOW: u32 = 1 << 20;
 /// What one packet says.
 #[derive(Clone, Copy)]
 pub(crate) struct Parsed {
-    /// The 5-tuple, as it stands; ports are zero in a later fragment.
+    /// The 5-tuple, as it stands, but for the client's end of a connection that is masqueraded: there it is the tuple that
+    /// backends know. Ports are zero in a later fragment.
     pub(crate) key: FlowKey,
+    /// The client's end as the client has it. No flag tells the two cases apart: the verifier would walk all that follows
+    /// once for each.
+    pub(crate) client: Client,
     pub(crate) source_mac: Mac,
     pub(crate) ip: Ip,
     /// Of TCP or UDP, as on the wire, in native byte order.
@@ -138,6 +143,26 @@ impl Parsed {
     pub(crate) fn is_udp(&self) -> bool {
         self.key.protocol == Protocol::UDP
     }
+
+    /// From here on it is a packet from `address` and `port`, but for those who write or answer it.
+    #[inline(always)]
+    pub(crate) fn masquerade(&mut self, address: Ipv4, port: Port) {
+        self.key.source = address;
+        self.key.source_port = port;
+    }
+
+    /// Whether a client's packet has another source than the client.
+    #[inline(always)]
+    pub(crate) fn is_masqueraded(&self) -> bool {
+        self.client != Client::new(self.key.source, self.key.source_port)
+    }
+
+    /// The tuple as it stands in a packet of a client.
+    #[inline(always)]
+    pub(crate) fn from_client(&self) -> FlowKey {
+        let FlowKey { destination, destination_port, protocol, .. } = self.key;
+        FlowKey::new(self.client.address, self.client.port, destination, destination_port, protocol)
+    }
 }
 
 /// Reads Ethernet, IPv4 and TCP or UDP.
@@ -165,6 +190,7 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
             ports.1,
             protocol,
         ),
+        client: Client::new(Ipv4::new(frame.ip.source), ports.0),
         source_mac: Mac::new(frame.source_mac),
         ip,
         checksum,

@@ -1,13 +1,13 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, backend, config, forward, holder, icmp, interface,
+    account, answer, backend, config, forward, holder, icmp, interface, masquerade,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
     parse::{Parsed, is_icmp, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
-    reject,
+    reject, scratch,
 };
 use core::ops::ControlFlow;
 use lb_common::{
@@ -49,17 +49,18 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     if is_icmp(packet) {
         return icmp::coming(packet, roles);
     }
-    let parsed = parse(packet)?;
+    let parsed = scratch::keep(parse(packet)?)?;
     if parsed.ip.is_later_fragment() {
         return pass(Reason::PassFragment);
     }
     if roles.is(Interface::OVERLAY) {
-        holder::recognise(packet, &parsed)?;
+        holder::recognise(packet, parsed, roles)?;
     }
-    match plan(packet, &parsed, roles) {
-        ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, &parsed, &plan)),
+    match plan(packet, parsed, roles) {
+        ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, parsed, &plan)),
         ControlFlow::Break(End::Refusal(refusal)) => {
-            ControlFlow::Continue(reject::answer(packet, &parsed, refusal))
+            parsed.key = parsed.from_client();
+            ControlFlow::Continue(reject::answer(packet, parsed, refusal))
         }
         ControlFlow::Break(end) => ControlFlow::Break(end),
     }
@@ -73,15 +74,20 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         return pass(Reason::PassFinished);
     }
     let roles = interface::roles(packet)?;
+    // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it. Nor what is
+    // behind an uplink over which other nodes are reached.
+    if byte != 0 {
+        config::set_mark_byte(packet, 0);
+    }
     if roles.is(Interface::UPLINK) {
         if is_icmp(packet) {
             return icmp::leaving(packet);
         }
-        let parsed = parse(packet)?;
+        let mut parsed = parse(packet)?;
         if parsed.ip.is_later_fragment() {
             return pass(Reason::PassFragment);
         }
-        let plan = answer::leaving(&parsed)?;
+        let plan = answer::leaving(&mut parsed)?;
         return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
     }
     // A marked answer leaves by the bridge that it came in on, and so the stack tells the pod of a shorter way. The pod
@@ -89,16 +95,13 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
     if packet.is_from_this_node() && is_icmp_redirect(packet) {
         return drop(Reason::DropIcmpRedirect);
     }
-    // A tunnel looks up its outer packet's route with the inner packet's mark: ours must not reach it.
-    if byte != 0 {
-        config::set_mark_byte(packet, 0);
-    }
     pass(Reason::PassForeign)
 }
 
 /// A packet to a served port goes to a backend, or is refused; never to a socket of this node. Another may be an answer.
 #[inline(always)]
-fn plan(packet: &Packet<'_>, parsed: &Parsed, roles: Interface) -> Step<Plan> {
+fn plan(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan> {
+    masquerade::request(packet, parsed, roles)?;
     if let Some(connection) = open::connection(packet, parsed)? {
         return counted(&connection, to_backend(packet, parsed, &connection));
     }
@@ -142,6 +145,7 @@ fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> 
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
+        forward::Route::Local if parsed.is_masqueraded() => redirect(parsed, backend, forward::TO_SELF),
         // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
         // is reached by the stack alone.
         forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),

@@ -71,9 +71,18 @@ pub(crate) fn leave(packet: &Packet<'_>, exit: Exit, reason: Reason) -> Outcome 
     config::set_mark_byte(packet, exit.mark);
     if exit.interface == 0 {
         Outcome::Next(reason)
-    } else if forward::redirect(exit.interface, exit.next_hop) {
+    } else if is_sent(packet, exit) {
         Outcome::Redirected(reason)
     } else {
         Outcome::Dropped(Reason::DropRewrite)
+    }
+}
+
+#[inline(always)]
+fn is_sent(packet: &Packet<'_>, exit: Exit) -> bool {
+    if exit.interface == forward::TO_SELF.interface {
+        forward::to_self(packet)
+    } else {
+        forward::redirect(exit.interface, exit.next_hop)
     }
 }

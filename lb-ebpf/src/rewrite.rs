@@ -6,7 +6,10 @@ use crate::{
     plan::Plan,
 };
 use aya_ebpf::helpers::{bpf_csum_update, bpf_l4_csum_replace};
-use lb_common::{addr::Port, flow::Side};
+use lb_common::{
+    addr::{Ipv4, Port},
+    flow::Side,
+};
 
 /// Offsets in an Ethernet frame with IPv4 (RFC 791, section 3.1).
 const TTL: usize = ETH_LEN + 8;
@@ -22,36 +25,99 @@ const BPF_F_PSEUDO_HDR: u64 = 0x10;
 /// Of `bpf_l4_csum_replace`: zero stays zero, and a computed zero becomes 0xffff (RFC 768).
 const BPF_F_MARK_MANGLED_0: u64 = 0x20;
 
+/// One end of a packet, and what becomes of it.
+#[derive(Clone, Copy)]
+struct End {
+    old: (Ipv4, Port),
+    new: (Ipv4, Port),
+    /// Offset of the address in the frame, and of the port in the transport header.
+    at: (usize, usize),
+}
+
+/// What the changes add to a checksum, as [`difference`] tells it.
+#[derive(Clone, Copy)]
+struct Change {
+    address: u32,
+    port: u32,
+}
+
+impl End {
+    #[inline(always)]
+    fn source(old: (Ipv4, Port), new: (Ipv4, Port)) -> Self {
+        Self { old, new, at: (SOURCE, 0) }
+    }
+
+    #[inline(always)]
+    fn destination(old: (Ipv4, Port), new: (Ipv4, Port)) -> Self {
+        Self { old, new, at: (DESTINATION, 2) }
+    }
+
+    #[inline(always)]
+    fn change(&self) -> Change {
+        Change {
+            address: difference(self.old.0.to_ne(), self.new.0.to_ne()),
+            port: difference(self.old.1.to_ne().into(), self.new.1.to_ne().into()),
+        }
+    }
+
+    #[inline(always)]
+    fn write(&self, packet: &Packet<'_>, parsed: &Parsed) -> bool {
+        (self.old.1 == self.new.1 || write_port(packet, parsed, self.new.1, self.at.1))
+            && packet.write(self.at.0, self.new.0)
+    }
+}
+
 /// Carries it out. False leaves a packet of which some bytes may have changed: it must be dropped.
 #[inline(always)]
 pub(crate) fn apply(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> bool {
-    let (old_address, old_port, address_at, port_at) = match plan.end {
-        Side::Backend => (parsed.key.source, parsed.key.source_port, SOURCE, 0),
-        Side::Client => (parsed.key.destination, parsed.key.destination_port, DESTINATION, 2),
+    let (key, new) = (&parsed.key, (plan.address, plan.port));
+    let end = match plan.end {
+        Side::Backend => End::source((key.source, key.source_port), new),
+        Side::Client => End::destination((key.destination, key.destination_port), new),
     };
-    let difference = difference(old_address.to_ne(), plan.address.to_ne());
-    let is_summed = if has_whole_sum(packet, parsed) {
-        write_sum(packet, parsed, difference, (old_port, plan.port))
-    } else {
-        replace_l4(packet, parsed, 0, u64::from(difference), BPF_F_PSEUDO_HDR)
-            && (old_port == plan.port
-                || replace_l4(packet, parsed, u64::from(old_port.to_ne()), u64::from(plan.port.to_ne()), 2))
-    };
-    is_summed
-        && (old_port == plan.port || write_port(packet, parsed, plan.port, port_at))
-        && write_ip(packet, &parsed.ip, difference, plan.exit.counts_hop())
-        && packet.write(address_at, plan.address)
+    let other = clients_end(parsed, plan.end);
+    let is_masqueraded = other.old != other.new;
+    let mut change = end.change();
+    if is_masqueraded {
+        change = change.and(other.change());
+        if !other.write(packet, parsed) {
+            return false;
+        }
+    }
+    write_sum(packet, parsed, change, is_masqueraded)
+        && write_ip(packet, &parsed.ip, change.address, plan.exit.counts_hop())
+        && end.write(packet, parsed)
+}
+
+/// The client's end: as it was, unless the connection is masqueraded.
+#[inline(always)]
+fn clients_end(parsed: &Parsed, sender: Side) -> End {
+    let (key, client) = (&parsed.key, (parsed.client.address, parsed.client.port));
+    match sender {
+        Side::Client => End::source(client, (key.source, key.source_port)),
+        Side::Backend => End::destination((key.destination, key.destination_port), client),
+    }
+}
+
+impl Change {
+    /// Both.
+    #[inline(always)]
+    fn and(self, other: Self) -> Self {
+        Self { address: carried(self.address, other.address), port: carried(self.port, other.port) }
+    }
 }
 
 /// Whether the transport checksum certainly covers all that it should, so that we may bring it up to date ourselves, which
 /// costs a fifth of what the helper does. Where a device is to complete it, it is the sum of the pseudo-header alone. We
-/// cannot see which it is; but one that is not that sum is whole. (One in 65,536 whole ones looks as if it were not.)
+/// cannot see which it is; but one that is not that sum is whole. (One in 65,536 whole ones looks as if it were not.) The
+/// tuple of a connection that is masqueraded is not what stands in the packet.
 #[inline(always)]
-fn has_whole_sum(packet: &Packet<'_>, parsed: &Parsed) -> bool {
+fn has_whole_sum(packet: &Packet<'_>, parsed: &Parsed, is_masqueraded: bool) -> bool {
     let is_absent = parsed.is_udp() && parsed.checksum == 0;
     parsed.ip.header_length == IPV4_LEN as u8
         && packet.gso_size() == 0
         && !is_absent
+        && !is_masqueraded
         && parsed.checksum != pseudo_header_sum(parsed)
 }
 
@@ -70,19 +136,22 @@ fn pseudo_header_sum(parsed: &Parsed) -> u16 {
     )
 }
 
-/// Writes the transport checksum after a change of an address, whose `difference` is given, and of a port.
+/// Writes the transport checksum.
 #[inline(always)]
-fn write_sum(packet: &Packet<'_>, parsed: &Parsed, difference: u32, (old, new): (Port, Port)) -> bool {
-    let port = self::difference(old.to_ne().into(), new.to_ne().into());
+fn write_sum(packet: &Packet<'_>, parsed: &Parsed, change: Change, is_masqueraded: bool) -> bool {
+    if !has_whole_sum(packet, parsed, is_masqueraded) {
+        return replace_l4(packet, parsed, change.address, BPF_F_PSEUDO_HDR)
+            && replace_l4(packet, parsed, change.port, 0);
+    }
     let (checksum, at) = if parsed.is_udp() {
-        (updated_udp(parsed.checksum, difference, port), UDP_CHECKSUM)
+        (updated_udp(parsed.checksum, change.address, change.port), UDP_CHECKSUM)
     } else {
-        (updated(parsed.checksum, difference, port), TCP_CHECKSUM)
+        (updated(parsed.checksum, change.address, change.port), TCP_CHECKSUM)
     };
     // Where the device has summed up the whole packet: the transport checksum has taken up the address, which is not part of
     // what it covers beside the IP header, whose own checksum makes up for it.
     // SAFETY: the context is valid; where there is no such sum the helper refuses, and nothing is to be done.
-    unsafe { bpf_csum_update(packet.skb(), !difference) };
+    unsafe { bpf_csum_update(packet.skb(), !change.address) };
     packet.write(ETH_LEN + IPV4_LEN + at, checksum)
 }
 
@@ -112,19 +181,27 @@ pub(crate) fn write_ip(packet: &Packet<'_>, ip: &Ip, difference: u32, counts_hop
     packet.write(CHECKSUM, updated(ip.checksum, difference, hop))
 }
 
+/// By the helper, which takes a difference where the size of what is replaced is 0, and passes the checksum by that is to be
+/// completed, unless it is told that the change is one of the pseudo-header.
 #[inline(always)]
-fn replace_l4(packet: &Packet<'_>, parsed: &Parsed, from: u64, to: u64, flags: u64) -> bool {
+fn replace_l4(packet: &Packet<'_>, parsed: &Parsed, difference: u32, flags: u64) -> bool {
     let (offset, zero) =
         if parsed.is_udp() { (UDP_CHECKSUM, BPF_F_MARK_MANGLED_0) } else { (TCP_CHECKSUM, 0) };
     let at = parsed.ip.l4_offset() + offset as u32;
     // SAFETY: the helper checks the offset and makes the bytes writable.
-    unsafe { bpf_l4_csum_replace(packet.skb(), at, from, to, flags | zero) == 0 }
+    unsafe { bpf_l4_csum_replace(packet.skb(), at, 0, difference.into(), flags | zero) == 0 }
 }
 
 /// What replacing `old` by `new` adds to a one's complement sum (RFC 1624, equation 3), as 32 bits.
 #[inline(always)]
 pub(crate) fn difference(old: u32, new: u32) -> u32 {
-    let sum = u64::from(!old) + u64::from(new);
+    carried(!old, new)
+}
+
+/// A one's complement sum of 32 bits.
+#[inline(always)]
+fn carried(one: u32, two: u32) -> u32 {
+    let sum = u64::from(one) + u64::from(two);
     #[expect(clippy::cast_possible_truncation, reason = "the carry has been added")]
     let folded = (sum + (sum >> 32)) as u32;
     folded

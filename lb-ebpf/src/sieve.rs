@@ -2,7 +2,7 @@
 
 use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use lb_common::{
-    addr::Mac,
+    addr::{Ipv4, Mac},
     flow::FlowKey,
     service::ServiceKey,
     sieve::{Bit, SIEVE_WORDS},
@@ -27,6 +27,12 @@ pub(crate) fn may_be_answer(key: &FlowKey) -> bool {
 #[inline(always)]
 pub(crate) fn may_be_holder(mac: Mac) -> bool {
     holds(Bit::of_holder(mac))
+}
+
+/// Whether the packet's source may be inside the cluster.
+#[inline(always)]
+pub(crate) fn may_be_inside(source: Ipv4) -> bool {
+    holds(Bit::of_inside(source))
 }
 
 #[inline(always)]

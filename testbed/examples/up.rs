@@ -1,14 +1,18 @@
-//! A testbed with a web server in a pod of each node, to look around in. With an agent's binary as argument also a
-//! Service and an agent on every node. Ctrl-C removes it.
+//! A testbed with a web server in a pod of each node, to look around in: `up [TOPOLOGY] [AGENT]`. With an agent's binary
+//! also a Service and an agent on every node. Ctrl-C removes it.
 
 use anyhow::Result;
+use std::path::PathBuf;
 use std::thread;
 use testbed::cluster::Service;
-use testbed::{Options, Testbed, server};
+use testbed::{Options, Testbed, Topology, server};
 
 fn main() -> Result<()> {
-    let agent = std::env::args_os().nth(1).map(Into::into);
-    let testbed = Testbed::weave(Options { agent: agent.clone(), ..Options::default() })?;
+    let mut words = std::env::args().skip(1).peekable();
+    let named = words.next_if(|word| Topology::ALL.iter().any(|topology| topology.name() == word));
+    let topology = named.map_or(Ok(Topology::default()), |name| name.parse())?;
+    let agent = words.next().map(PathBuf::from);
+    let testbed = Testbed::new(Options { topology, agent: agent.clone(), ..Options::default() })?;
     let (mut servers, mut endpoints, mut agents) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..=3 {
         let pod = testbed.add_pod(number, &format!("web-{number}"))?;

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use testbed::{Options, Testbed, server, wait};
+use testbed::{Options, Testbed, Topology, server, wait};
 
 /// All that there is of a run: namespaces, files, pins, and the processes that have its directory in their command line.
 fn traces(run: &str) -> Vec<String> {
@@ -40,7 +40,11 @@ fn name(directory: &Path) -> String {
 }
 
 fn with_server() -> (Testbed, server::Server) {
-    let testbed = Testbed::weave(Options::default()).unwrap();
+    with_server_on(Topology::Weave)
+}
+
+fn with_server_on(topology: Topology) -> (Testbed, server::Server) {
+    let testbed = Testbed::new(Options { topology, ..Options::default() }).unwrap();
     let pod = testbed.add_pod(1, "web").unwrap();
     let server = server::http(&pod, 8080).unwrap();
     (testbed, server)
@@ -48,15 +52,17 @@ fn with_server() -> (Testbed, server::Server) {
 
 #[test]
 fn a_dropped_testbed_leaves_nothing() {
-    let (testbed, server) = with_server();
-    let run = name(&testbed.directory());
-    let before = traces(&run);
-    // Six hosts and a pod, files, a lock, pins, nginx: else this test would look in the wrong place.
-    assert_eq!(before.iter().filter(|trace| trace.starts_with("/run/netns")).count(), 7, "{before:?}");
-    assert_eq!(before.len(), 11, "{before:?}");
-    drop(testbed);
-    assert_eq!(traces(&run), [""; 0]);
-    drop(server);
+    for topology in Topology::ALL {
+        let (testbed, server) = with_server_on(topology);
+        let run = name(&testbed.directory());
+        let before = traces(&run);
+        // Six hosts and a pod, files, a lock, pins, nginx: else this test would look in the wrong place.
+        assert_eq!(before.iter().filter(|trace| trace.starts_with("/run/netns")).count(), 7, "{before:?}");
+        assert_eq!(before.len(), 11, "{before:?}");
+        drop(testbed);
+        assert_eq!(traces(&run), [""; 0], "{topology}");
+        drop(server);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod stage;
 
 use crate::{build, setup, sh};
 use anyhow::Result;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cluster::{Cluster, Manifests};
 use kubernetes::Kubernetes;
 use nix::unistd::geteuid;
@@ -13,6 +14,7 @@ use stage::Stage;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use testbed::Topology;
 use testbed::kubernetes::{Binaries, CACHE, cache_root};
 
 #[derive(clap::Args)]
@@ -24,13 +26,21 @@ pub(crate) struct Args {
     /// the first time, which takes some minutes
     #[arg(long)]
     kubernetes: bool,
+    /// The network between the pods
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = topologies())]
+    topology: Topology,
     /// Show this agent, instead of building one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
 }
 
+/// All names, which `--help` lists.
+fn topologies() -> impl TypedValueParser<Value = Topology> {
+    PossibleValuesParser::new(Topology::ALL.map(Topology::name)).try_map(|name| name.parse::<Topology>())
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
-    let Args { keep, kubernetes, agent } = args;
+    let Args { keep, kubernetes, topology, agent } = args;
     let agent = match agent {
         Some(agent) => agent,
         None => {
@@ -41,15 +51,15 @@ pub(crate) fn run(args: Args) -> Result<()> {
     // Built as the user, so that they are kept in the user's cache.
     let binaries = if kubernetes { Some(programs()?) } else { None };
     if !geteuid().is_root() {
-        return again_as_root(&agent, kubernetes, keep);
+        return again_as_root(&agent, topology, kubernetes, keep);
     }
     match binaries {
         None => {
-            let stage = Stage::set(agent, |_| Ok(Manifests))?.story()?;
+            let stage = Stage::set(agent, topology, |_| Ok(Manifests))?.story()?;
             end(stage, keep)
         }
         Some(binaries) => {
-            let stage = Stage::set(agent, |testbed| Kubernetes::start(testbed, binaries))?;
+            let stage = Stage::set(agent, topology, |testbed| Kubernetes::start(testbed, binaries))?;
             stage.objects()?;
             let stage = stage.story()?.nobody_holds()?.api_dies()?;
             end(stage, keep)
@@ -63,7 +73,7 @@ fn programs() -> Result<Binaries> {
 }
 
 /// Only what follows needs root; what was built stays the user's.
-fn again_as_root(agent: &Path, kubernetes: bool, keep: bool) -> Result<()> {
+fn again_as_root(agent: &Path, topology: Topology, kubernetes: bool, keep: bool) -> Result<()> {
     sh::say("sudo: the demo makes network namespaces and loads BPF programs");
     let mut command = Command::new("sudo");
     if kubernetes {
@@ -75,7 +85,7 @@ fn again_as_root(agent: &Path, kubernetes: bool, keep: bool) -> Result<()> {
             }
         }
     }
-    command.arg(env::current_exe()?).arg("demo").arg("--agent").arg(agent);
+    command.arg(env::current_exe()?).args(["demo", "--topology", topology.name(), "--agent"]).arg(agent);
     for (flag, is_set) in [("--kubernetes", kubernetes), ("--keep", keep)] {
         if is_set {
             command.arg(flag);

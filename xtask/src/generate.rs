@@ -143,7 +143,7 @@ fn size(bytes: u64) -> String {
 
 fn maps() -> Result<String> {
     let mut text = format!(
-        "# Maps\n\n{GENERATED}\n\nThe maps are pinned in `/sys/fs/bpf/reweave-lb/maps-v2` (another directory with \
+        "# Maps\n\n{GENERATED}\n\nThe maps are pinned in `/sys/fs/bpf/reweave-lb/maps-v3` (another directory with \
          `--bpffs`), and live there whether an agent runs or not. `lb-agent services`, `backends`, `flows`, `holders`, \
          `reasons` and `status` show them in words; `bpftool map dump pinned FILE` shows every field by name.\n\n\
          Addresses (`octets`) and ports (`bytes`) are in network order: port 8080 is `[31,144]`, 31 × 256 + 144. All \

@@ -35,6 +35,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 /// Installs what is missing and says what it did.
 pub(crate) fn run() -> Result<()> {
     let mut did = need(&PROGRAMS)?;
+    did |= plugins()?;
     let (toolchain, installed) = toolchain()?;
     did |= installed;
     did |= linker(&toolchain)?;
@@ -99,6 +100,18 @@ pub(crate) fn need(programs: &[(&str, &[&str])]) -> Result<bool> {
     packages.sort_unstable();
     packages.dedup();
     install(&packages)?;
+    Ok(true)
+}
+
+/// The CNI plugins that flannel's nodes run, which no PATH leads to.
+fn plugins() -> Result<bool> {
+    const PACKAGE: &str = "containernetworking-plugins";
+    let Err(reason) = testbed::plugin_directory() else { return Ok(false) };
+    if find_program("apt-get").is_none() {
+        bail!("{reason}; install them with your distribution's package manager ({PACKAGE}, cni-plugins)");
+    }
+    refresh_lists()?;
+    install(&[PACKAGE])?;
     Ok(true)
 }
 

@@ -1,7 +1,8 @@
 //! What an operator can say about the node itself: shared by every command that looks at it or changes it.
 
-use crate::node::interfaces::{OVERLAY_FLAG, PODS_FLAG, RoleOptions, Selection, UPLINK_FLAG};
+use crate::node::interfaces::Selection;
 use crate::node::return_path::{self, MARK_FLAG, PRIORITY_FLAG, PROTOCOL_FLAG, TABLE_FLAG};
+use crate::node::roles::{CNI_FLAG, Cni, OVERLAY_FLAG, PODS_FLAG, RoleOptions, UPLINK_FLAG};
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use glob::Pattern;
 use lb_common::mark::MAX_HOLDERS;
@@ -12,15 +13,20 @@ const DEFAULT: return_path::Options = return_path::Options::DEFAULT;
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Node")]
 pub struct NodeArgs {
+    /// The network of the pods
+    #[arg(long = name(CNI_FLAG), env = "LB_CNI", value_enum, default_value_t)]
+    cni: Cni,
     /// Interfaces that clients arrive on, as globs; repeat it, or separate by commas. Default: every interface that
     /// carries an address of the host
     #[arg(long = name(UPLINK_FLAG), env = "LB_UPLINK", value_name = "GLOB", value_delimiter = ',', value_parser = Pattern::new)]
     uplink: Vec<Pattern>,
-    /// The bridge that this node's pods are on. Default: weave
-    #[arg(long = name(PODS_FLAG), env = "LB_PODS_DEVICE", value_name = "NAME")]
-    pods_device: Option<String>,
-    /// Ports of that bridge that lead to the other nodes; repeat it, or separate by commas. Default: those that are
-    /// VXLAN tunnels, or named vethwe-bridge or vxlan-*
+    /// Devices of this node's pods, as globs: their bridge, or one for each; repeat it, or separate by commas. Default:
+    /// weave; or cni0, cbr0, kube-bridge and cali*
+    #[arg(long = name(PODS_FLAG), env = "LB_PODS_DEVICE", value_name = "GLOB", value_delimiter = ',', value_parser = Pattern::new)]
+    pods_device: Vec<Pattern>,
+    /// What leads to the other nodes: ports of the pods' bridge (repeat it, or separate by commas), or a VXLAN device, or
+    /// an uplink. Default: ports that are VXLAN tunnels, or named vethwe-bridge or vxlan-*; flannel.*; vxlan.calico; the
+    /// uplink with routes to other nodes' pods
     #[arg(long = name(OVERLAY_FLAG), env = "LB_OVERLAY_DEVICE", value_name = "NAME", value_delimiter = ',')]
     overlay_device: Vec<String>,
     /// Interfaces whose addresses this node may hold for Services, as globs. Default: all that no CNI, container
@@ -40,13 +46,14 @@ pub struct NodeArgs {
         value_parser = PossibleValuesParser::new(["0", "8", "16", "24"]).try_map(|bits| bits.parse::<u32>()),
     )]
     mark_shift: u32,
-    /// Priority of the routing rules that lead replies back to their holders: before the main table's, 32766
+    /// Priority of the routing rules that lead replies back to their holders: before the main table's, 32766. The next
+    /// two numbers are used as well, where pods are not on one bridge of all nodes
     #[arg(
         long = name(PRIORITY_FLAG),
         env = "LB_RULE_PRIORITY",
         value_name = "N",
         default_value_t = DEFAULT.priority,
-        value_parser = clap::value_parser!(u32).range(1..=32_765),
+        value_parser = clap::value_parser!(u32).range(1..=32_763),
     )]
     rule_priority: u32,
     /// The routing table for a holder is this plus its mark, 1 to 250
@@ -75,6 +82,7 @@ impl NodeArgs {
     /// How the devices of each role are found.
     pub fn role_options(&self) -> RoleOptions {
         RoleOptions {
+            cni: self.cni,
             uplinks: self.uplink.clone(),
             pods: self.pods_device.clone(),
             overlay: self.overlay_device.clone(),
@@ -135,17 +143,19 @@ mod tests {
     fn defaults_are_those_of_the_node_modules() {
         let node = parse(&[]).unwrap();
         assert_eq!(node.return_path(), return_path::Options::DEFAULT);
-        let RoleOptions { uplinks, pods, overlay, selection } = node.role_options();
-        assert!(uplinks.is_empty() && pods.is_none() && overlay.is_empty());
+        let RoleOptions { cni, uplinks, pods, overlay, selection } = node.role_options();
+        assert_eq!(cni, Cni::Auto);
+        assert!(uplinks.is_empty() && pods.is_empty() && overlay.is_empty());
         assert!(selection.include.is_empty() && selection.exclude.is_empty());
     }
 
     #[test]
     fn every_flag_arrives_where_it_belongs() {
         let node = parse(&[
+            "--cni=host-gw",
             "--uplink=eth*,bond0",
             "--uplink=wan?",
-            "--pods-device=cni0",
+            "--pods-device=cni0,cali*",
             "--overlay-device=vx1,vx2",
             "--address-include=eth0",
             "--address-exclude=eth1",
@@ -155,10 +165,11 @@ mod tests {
             "--route-protocol=99",
         ])
         .unwrap();
-        let RoleOptions { uplinks, pods, overlay, selection } = node.role_options();
+        let RoleOptions { cni, uplinks, pods, overlay, selection } = node.role_options();
+        assert_eq!(cni, Cni::HostGw);
         let names = |patterns: &[Pattern]| patterns.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(names(&uplinks), ["eth*", "bond0", "wan?"]);
-        assert_eq!(pods.as_deref(), Some("cni0"));
+        assert_eq!(names(&pods), ["cni0", "cali*"]);
         assert_eq!(overlay, ["vx1", "vx2"]);
         assert_eq!(names(&selection.include), ["eth0"]);
         assert_eq!(names(&selection.exclude), ["eth1"]);
@@ -168,13 +179,13 @@ mod tests {
 
     #[test]
     fn numbers_that_would_break_the_node_are_refused() {
-        for (flag, lowest, highest) in [("--rule-priority", "1", "32765"), ("--route-protocol", "5", "255")] {
+        for (flag, lowest, highest) in [("--rule-priority", "1", "32763"), ("--route-protocol", "5", "255")] {
             assert!(parse(&[flag, lowest]).is_ok() && parse(&[flag, highest]).is_ok(), "{flag}");
         }
         for (words, says) in [
             (["--mark-shift", "4"], "possible values: 0, 8, 16, 24"),
-            (["--rule-priority", "0"], "not in 1..=32765"),
-            (["--rule-priority", "32766"], "not in 1..=32765"),
+            (["--rule-priority", "0"], "not in 1..=32763"),
+            (["--rule-priority", "32764"], "not in 1..=32763"),
             (["--route-protocol", "4"], "not in 5"),
             (["--route-protocol", "256"], "not in 5"),
             (["--table-base", "4294967295"], "no 250 tables"),

@@ -6,8 +6,10 @@ use lb_common::backend::Backend;
 use lb_common::flow::{Flow, FlowKey, Reply, ReplyKind};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
+use lb_common::maglev;
+use lb_common::masquerade::{self, Client, Masquerade, MasqueradedKey, Network, Own};
 use lb_common::service::{Service, ServiceKey};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +32,14 @@ pub struct Copies {
     pub replies: BTreeMap<FlowKey, Reply>,
     /// Likewise.
     pub handshake_replies: BTreeMap<FlowKey, Reply>,
+    /// The connection's source port, if its client is inside the cluster.
+    pub masquerades: BTreeMap<FlowKey, Masquerade>,
+    /// Whose that port is, and those that it may be given.
+    pub masqueraded: BTreeMap<MasqueradedKey, Client>,
+    /// All of it.
+    pub inside: BTreeSet<Network>,
+    /// All of it.
+    pub own: Own,
     /// All of them.
     pub holders: BTreeMap<Mac, Holder>,
     /// Those at the ends of the tuples above.
@@ -49,6 +59,8 @@ impl Copies {
         let mut copies = Self {
             interfaces: maps.interfaces.all()?,
             sieve: maps.sieve_words()?,
+            inside: maps.inside.networks()?,
+            own: maps.inside.own()?,
             holders: maps.holders.all()?,
             flows_full: is_full(&maps.flows)?,
             replies_full: is_full(&maps.replies)?,
@@ -57,12 +69,17 @@ impl Copies {
         let slots = maps.backends()?;
         copies.serve(maps, &slots, key)?;
         copies.flow(maps, &slots, key)?;
+        // Backends may know it by another source.
+        let tuples: Vec<FlowKey> = [*key].into_iter().chain(copies.masquerade(maps, key)?).collect();
+        for tuple in &tuples[1..] {
+            copies.flow(maps, &slots, tuple)?;
+        }
         // It may be an answer itself, or another holder's forward.
         copies.reply(maps, &slots, key)?;
         copies.reply(maps, &slots, &key.reversed())?;
         let backends: Vec<Backend> = copies.backends.values().copied().collect();
-        for backend in backends {
-            let answer = key.with_destination(backend.address, backend.port).reversed();
+        for (backend, tuple) in backends.iter().flat_map(|backend| tuples.iter().map(move |tuple| (backend, tuple))) {
+            let answer = tuple.with_destination(backend.address, backend.port).reversed();
             copies.reply(maps, &slots, &answer)?;
         }
         Ok(copies)
@@ -77,6 +94,34 @@ impl Copies {
         for slot in self.ring.iter().flatten() {
             self.backends.extend(slots.get(*slot as usize).map(|backend| (*slot, *backend)));
         }
+        Ok(())
+    }
+
+    /// The source ports that the connection has or may be given; the tuples that they make of it.
+    fn masquerade(&mut self, maps: &Maps, key: &FlowKey) -> Result<Vec<FlowKey>, MapsError> {
+        let has = maps.masquerades.get(key)?;
+        self.masquerades.extend(has.map(|masquerade| (*key, masquerade)));
+        let first = masquerade::first_port(maglev::hash(key));
+        let tried = std::iter::successors(Some(first), |port| Some(masquerade::next_port(*port)));
+        let tried = tried.take(masquerade::TRIES as usize).map(Port::new);
+        let mut tuples = Vec::new();
+        for port in has.map(|masquerade| masquerade.port).into_iter().chain(tried) {
+            let owned = MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol);
+            let owner = maps.masqueraded.get(&owned)?;
+            self.masqueraded.extend(owner.map(|client| (owned, client)));
+            tuples.push(FlowKey::new(self.own.overlay, port, key.destination, key.destination_port, key.protocol));
+            // One that is free is taken.
+            if owner.is_none() {
+                break;
+            }
+        }
+        Ok(tuples)
+    }
+
+    /// Whose the port is that an answer goes to.
+    fn masqueraded(&mut self, maps: &Maps, key: &FlowKey, reply: &Reply) -> Result<(), MapsError> {
+        let owned = MasqueradedKey::new(reply.address, reply.port, key.destination_port, key.protocol);
+        self.masqueraded.extend(maps.masqueraded.get(&owned)?.map(|client| (owned, client)));
         Ok(())
     }
 
@@ -98,6 +143,7 @@ impl Copies {
         self.handshake_replies.extend(handshake.map(|reply| (*key, reply)));
         for reply in reply.into_iter().chain(handshake) {
             if reply.kind() == ReplyKind::Translate {
+                self.masqueraded(maps, key, &reply)?;
                 self.flow(maps, slots, &key.reversed().with_destination(reply.address, reply.port))?;
             }
         }

@@ -1,5 +1,6 @@
 //! The maps, as typed tables: what the agent, the command line and the tests read and write.
 
+use super::inside::Inside;
 use super::pins::Pins;
 use super::rings::Rings;
 use super::roles::Interfaces;
@@ -12,6 +13,7 @@ use lb_common::backend::Backend;
 use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::masquerade::{Client, Masquerade, MasqueradedKey};
 use lb_common::reason::Reason;
 use lb_common::service::{Service, ServiceKey, ServiceStats};
 use lb_common::sieve::Bit;
@@ -22,7 +24,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 /// Every map of the program.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 20] = [
     "interfaces",
     "sieve",
     "services",
@@ -33,6 +35,11 @@ pub const NAMES: [&str; 15] = [
     "handshakes",
     "replies",
     "handshake_replies",
+    "masquerades",
+    "masqueraded",
+    "inside",
+    "own",
+    "scratch",
     "holders",
     "endpoints",
     "outcomes",
@@ -196,6 +203,12 @@ pub struct Maps {
     pub replies: Table<FlowKey, Reply>,
     /// Handshakes by the backend's tuple.
     pub handshake_replies: Table<FlowKey, Reply>,
+    /// Source ports of clients inside the cluster, by the client's tuple.
+    pub masquerades: Table<FlowKey, Masquerade>,
+    /// Whose those ports are.
+    pub masqueraded: Table<MasqueradedKey, Client>,
+    /// Who is inside the cluster.
+    pub inside: Inside,
     /// Other nodes that forward to pods here, by link-layer address.
     pub holders: SievedTable<Mac, Holder>,
     /// Endpoints and who forwards to them.
@@ -238,6 +251,9 @@ impl Maps {
             handshakes: table("handshakes", &mut map)?,
             replies: table("replies", &mut map)?,
             handshake_replies: table("handshake_replies", &mut map)?,
+            masquerades: table("masquerades", &mut map)?,
+            masqueraded: table("masqueraded", &mut map)?,
+            inside: Inside::new(map("inside")?, map("own")?, sieve.clone()),
             holders: SievedTable::new(table("holders", &mut map)?, sieve.clone()),
             endpoints: SievedTable::new(table("endpoints", &mut map)?, sieve.clone()),
             backends: map("backends")?,

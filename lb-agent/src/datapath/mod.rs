@@ -3,6 +3,7 @@
 pub mod attach;
 mod clsact;
 pub mod copies;
+pub mod inside;
 pub mod load;
 pub mod loaded;
 pub mod maps;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Counts up whenever the layout of a map changes in a way that an older or newer agent would misread. Maps of
 /// another layout lie in a directory of their own and are never opened.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 /// The default of `--bpffs`.
 pub const DEFAULT_DIRECTORY: &str = "/sys/fs/bpf/reweave-lb";

@@ -182,6 +182,15 @@ impl Sandbox {
                 table.remove(&key)?;
             }
         }
+        for (key, _) in maps.masquerades.list()? {
+            maps.masquerades.remove(&key)?;
+        }
+        for (key, _) in maps.masqueraded.list()? {
+            maps.masqueraded.remove(&key)?;
+        }
+        for network in maps.inside.networks()? {
+            maps.inside.remove(network)?;
+        }
         self.forget_ways()?;
         self.fill(copies)
     }
@@ -207,6 +216,10 @@ impl Sandbox {
             handshakes,
             replies,
             handshake_replies,
+            masquerades,
+            masqueraded,
+            inside,
+            own,
             holders,
             endpoints,
             flows_full,
@@ -237,6 +250,16 @@ impl Sandbox {
         for (key, value) in handshake_replies {
             maps.handshake_replies.insert(key, value)?;
         }
+        for (key, value) in masquerades {
+            maps.masquerades.insert(key, value)?;
+        }
+        for (key, value) in masqueraded {
+            maps.masqueraded.insert(key, value)?;
+        }
+        for network in inside {
+            maps.inside.insert(*network)?;
+        }
+        maps.inside.set_own(*own)?;
         for (mac, holder) in holders {
             maps.holders.insert(mac, holder)?;
         }

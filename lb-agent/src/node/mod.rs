@@ -13,6 +13,8 @@ mod netfilter;
 pub mod nft;
 pub mod preflight;
 pub mod return_path;
+pub mod roles;
+pub mod routes;
 pub mod sysctl;
 pub mod watch;
 

@@ -1,8 +1,9 @@
 //! What the agent needs of a node, checked at start: for each need what was found, and what to do about it.
 
-use super::interfaces::{self, ListError, RoleError, RoleOptions, Roles};
+use super::interfaces::{self, Kind, ListError};
 use super::return_path::{self, Overlap};
-use super::sysctl;
+use super::roles::{self, RoleError, RoleOptions, Roles};
+use super::{routes, sysctl};
 use nix::sys::{statfs, utsname};
 use std::fs;
 use std::io;
@@ -68,7 +69,8 @@ struct Facts {
     roles: Result<Roles, RolesUnknown>,
     /// Empty while the roles are not known.
     devices: Vec<DeviceFacts>,
-    bridges_call_iptables: Result<bool, sysctl::Error>,
+    /// None where frames are routed to pods.
+    bridges_call_iptables: Result<Option<bool>, sysctl::Error>,
     overlaps: Result<Vec<Overlap>, return_path::Error>,
     /// First and last port of the node's outgoing connections.
     local_ports: Option<(u16, u16)>,
@@ -80,12 +82,16 @@ enum RolesUnknown {
     #[error(transparent)]
     List(#[from] ListError),
     #[error(transparent)]
+    Routes(#[from] routes::ListError),
+    #[error(transparent)]
     Role(#[from] RoleError),
 }
 
 struct DeviceFacts {
     name: String,
     forwards: Result<bool, sysctl::Error>,
+    /// Whether the agent makes the reverse-path filter loose.
+    is_loosened: bool,
     rp_filter: Result<u8, sysctl::Error>,
 }
 
@@ -101,15 +107,7 @@ pub async fn check(handle: &rtnetlink::Handle, options: &Options) -> Vec<Check> 
 
 async fn gather(handle: &rtnetlink::Handle, options: &Options) -> Facts {
     let roles = find_roles(handle, &options.roles).await;
-    let devices =
-        roles.as_ref().map(|roles| [&roles.pods].into_iter().chain(&roles.uplink)).into_iter().flatten();
-    let devices = devices
-        .map(|device| DeviceFacts {
-            name: device.name.clone(),
-            forwards: sysctl::forwards(&device.name),
-            rp_filter: sysctl::rp_filter(&device.name),
-        })
-        .collect();
+    let devices = roles.as_ref().map(device_facts).unwrap_or_default();
     Facts {
         kernel: utsname::uname().map(|u| u.release().to_string_lossy().into_owned()).unwrap_or_default(),
         btf: Path::new(BTF).exists(),
@@ -119,7 +117,10 @@ async fn gather(handle: &rtnetlink::Handle, options: &Options) -> Facts {
         ip_forward: sysctl::read("net/ipv4/ip_forward").ok(),
         bridges_call_iptables: roles
             .as_ref()
-            .map_or(Ok(false), |roles| sysctl::bridges_call_iptables(&roles.pods)),
+            .ok()
+            .and_then(Roles::bridge)
+            .map(sysctl::bridges_call_iptables)
+            .transpose(),
         roles,
         devices,
         overlaps: return_path::check_overlap(handle, &options.return_path).await,
@@ -129,7 +130,25 @@ async fn gather(handle: &rtnetlink::Handle, options: &Options) -> Facts {
 }
 
 async fn find_roles(handle: &rtnetlink::Handle, options: &RoleOptions) -> Result<Roles, RolesUnknown> {
-    Ok(interfaces::find_roles(&interfaces::list(handle).await?, options)?)
+    let interfaces = interfaces::list(handle).await?;
+    Ok(roles::find(handle, &interfaces, options).await??)
+}
+
+fn device_facts(roles: &Roles) -> Vec<DeviceFacts> {
+    // Not the pods' own veths, which may be hundreds, and which the CNI sets up as it needs them.
+    let bridges = roles.pods.iter().filter(|device| device.kind == Kind::Bridge);
+    // Ports of a bridge route nothing.
+    let is_another = |device: &&interfaces::Interface| {
+        roles.bridge().is_none() && roles.uplink.iter().all(|uplink| uplink.index != device.index)
+    };
+    let devices = bridges.chain(&roles.uplink).chain(roles.overlay.iter().filter(is_another));
+    let facts = |device: &interfaces::Interface| DeviceFacts {
+        name: device.name.clone(),
+        forwards: sysctl::forwards(&device.name),
+        is_loosened: roles.with_foreign_sources().contains(&device.name.as_str()),
+        rp_filter: sysctl::rp_filter(&device.name),
+    };
+    devices.map(facts).collect()
 }
 
 /// The directory nearest to the pins that is there, and whether it is on a BPF file system.
@@ -172,7 +191,7 @@ fn judge(facts: &Facts) -> Vec<Check> {
     ];
     checks.extend(facts.devices.iter().flat_map(|device| [forwarding(device), rp_filter(device)]));
     if facts.roles.is_ok() {
-        checks.push(bridge_netfilter(&facts.bridges_call_iptables));
+        checks.extend(bridge_netfilter(&facts.bridges_call_iptables));
     }
     checks.extend(overlaps(&facts.overlaps));
     checks.push(local_ports(facts.local_ports, &facts.service_ports));
@@ -280,16 +299,23 @@ fn devices(roles: &Result<Roles, RolesUnknown>) -> Check {
                 devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")
             };
             let (uplink, overlay) = (names(&roles.uplink), names(&roles.overlay));
-            ok(name, format!("uplink {uplink}; pods {}; overlay {overlay}", roles.pods.name))
+            // Cut short: a pod each.
+            let pods = match roles.pods.as_slice() {
+                [] => "none yet".to_owned(),
+                pods @ ([_] | [_, _]) => names(pods),
+                [first, .., last] => format!("{} devices, {} to {}", roles.pods.len(), first.name, last.name),
+            };
+            ok(name, format!("{}; uplink {uplink}; pods {pods}; overlay {overlay}", roles.network))
         }
         Err(error) => fail(
             name,
             error.to_string(),
             format!(
-                "see above, or name them with {}, {} and {}",
-                interfaces::UPLINK_FLAG,
-                interfaces::PODS_FLAG,
-                interfaces::OVERLAY_FLAG
+                "see above, or name them with {}, {}, {} and {}",
+                roles::CNI_FLAG,
+                roles::UPLINK_FLAG,
+                roles::PODS_FLAG,
+                roles::OVERLAY_FLAG
             ),
         ),
     }
@@ -320,6 +346,9 @@ fn forwarding(device: &DeviceFacts) -> Check {
 fn rp_filter(device: &DeviceFacts) -> Check {
     let name = "reverse-path filter";
     match &device.rp_filter {
+        Ok(value) if *value == sysctl::STRICT && !device.is_loosened => {
+            ok(name, format!("{}: strict, which nothing of ours meets", device.name))
+        }
         Ok(value) if *value == sysctl::STRICT => warn(
             name,
             format!("{}: strict, so packets whose way back is another device are dropped", device.name),
@@ -334,16 +363,19 @@ fn rp_filter(device: &DeviceFacts) -> Check {
     }
 }
 
-fn bridge_netfilter(calls: &Result<bool, sysctl::Error>) -> Check {
+/// None where nothing of ours is only bridged.
+fn bridge_netfilter(calls: &Result<Option<bool>, sysctl::Error>) -> Option<Check> {
     let name = "bridge netfilter";
-    match calls {
-        Ok(true) => ok(name, "on: netfilter sees bridged frames"),
+    let check = match calls {
+        Ok(None) => return None,
+        Ok(Some(true)) => ok(name, "on: netfilter sees bridged frames"),
         // Both work; Kubernetes' own checks ask for the first.
-        Ok(false) => {
+        Ok(Some(false)) => {
             ok(name, "off: replies of pods to other nodes' forwards are kept out of connection tracking")
         }
         Err(error) => warn(name, error.to_string(), "make /proc/sys/net/bridge readable"),
-    }
+    };
+    Some(check)
 }
 
 fn overlaps(found: &Result<Vec<Overlap>, return_path::Error>) -> Vec<Check> {
@@ -389,7 +421,12 @@ mod tests {
     use super::*;
 
     fn healthy() -> Facts {
-        let device = |name: &str| DeviceFacts { name: name.to_owned(), forwards: Ok(true), rp_filter: Ok(0) };
+        let device = |name: &str, is_loosened| DeviceFacts {
+            name: name.to_owned(),
+            forwards: Ok(true),
+            is_loosened,
+            rp_filter: Ok(0),
+        };
         Facts {
             kernel: "5.10.0-28-cloud-amd64".to_owned(),
             btf: true,
@@ -398,8 +435,8 @@ mod tests {
             capabilities: Some(1 << NET_ADMIN | 1 << SYS_ADMIN),
             ip_forward: Some("1".to_owned()),
             roles: Ok(roles()),
-            devices: vec![device("weave"), device("eth0")],
-            bridges_call_iptables: Ok(true),
+            devices: vec![device("weave", true), device("eth0", false)],
+            bridges_call_iptables: Ok(Some(true)),
             overlaps: Ok(Vec::new()),
             local_ports: Some((32_768, 60_999)),
             service_ports: vec![80],
@@ -411,7 +448,7 @@ mod tests {
             index: 1,
             name: name.to_owned(),
             mac: None,
-            kind: interfaces::Kind::Bridge,
+            kind: Kind::Bridge,
             master: None,
             mtu: 1500,
             up: true,
@@ -419,8 +456,9 @@ mod tests {
             addresses: Vec::new(),
         };
         Roles {
+            network: roles::Network::Bridged,
             uplink: vec![interface("eth0")],
-            pods: interface("weave"),
+            pods: vec![interface("weave")],
             overlay: vec![interface("vxlan0")],
             overlay_address: std::net::Ipv4Addr::LOCALHOST,
             overlay_mac: [0; 6],
@@ -454,7 +492,10 @@ mod tests {
             ),
             (|f| f.devices[0].rp_filter = Ok(1), "reverse-path filter", Verdict::Warn, "weave/rp_filter=2"),
             (
-                |f| f.roles = Err(RoleError::PodsWithoutAddress { name: "weave".to_owned() }.into()),
+                |f| {
+                    let name = "weave".to_owned();
+                    f.roles = Err(RoleError::WithoutAddress { name, flag: roles::PODS_FLAG }.into());
+                },
                 "devices",
                 Verdict::Fail,
                 "--pods-device",

@@ -8,8 +8,22 @@
 //! One rule and one table for each holder. `iif` is needed, and not only narrower: VXLAN looks up the way of its
 //! outer packet with the mark of the inner one, so a rule on the mark alone would lead the tunnel into itself.
 //! Packets that the node sends have no input interface, and forwards arrive on the overlay.
+//!
+//! Where pods have a device each, that would be a rule for each of them and each holder. There, packets that the node
+//! sends are led past the rules, which are then on the mark alone:
+//!
+//! ```text
+//! 100:  from all iif lo goto 102 proto 213
+//! 101:  from all fwmark 0x2a000000/0xff000000 lookup 25042 proto 213
+//! 102:  from all nop proto 213
+//! 25042: default via 10.244.1.0 dev flannel.1 onlink proto 213
+//! ```
+//!
+//! Seen on kernel 6.18, a pod behind a veth, VXLAN, and a chain that marks what comes from the veth: with the rule on the
+//! mark alone the VXLAN device counts a collision (its outer packet was led into itself) for each answer, and none
+//! arrives; behind the guard all arrive. Without rule 102, `goto` is `[unresolved]` and does nothing. Our egress program
+//! clears the mark before the tunnel sees it; the guard is for the moment in which a tunnel is new and has none yet.
 
-use super::interfaces::Interface;
 use futures::TryStreamExt as _;
 use lb_common::mark;
 use netlink_packet_route::AddressFamily;
@@ -35,7 +49,7 @@ pub const PROTOCOL_FLAG: &str = "--route-protocol";
 /// What tells our rules and routes from others'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Priority of every rule of ours.
+    /// Priority of the first of our rules; the next two numbers may be ours as well.
     pub priority: u32,
     /// The table for a holder's mark is this plus the mark.
     pub table_base: u32,
@@ -50,6 +64,16 @@ impl Options {
     /// BIRD (12), keepalived (18), babel (42), Calico (80) or openr (99) use. Tables 25,001–25,250 are above those of
     /// cloud agents (2–400), systemd (1,000s), Cilium (2,000s), and below wg-quick's (51,820).
     pub const DEFAULT: Self = Self { priority: 100, table_base: 25_000, protocol: 213, mark_shift: 24 };
+
+    /// The priority of the rules that are behind the guard.
+    const fn guarded(&self) -> u32 {
+        self.priority.saturating_add(1)
+    }
+
+    /// The priority of the rule that the guard leads to.
+    const fn end(&self) -> u32 {
+        self.priority.saturating_add(2)
+    }
 
     const fn mask(&self) -> u32 {
         0xff << self.mark_shift
@@ -79,7 +103,27 @@ pub struct Rule {
     mark: u32,
     mask: u32,
     input: Option<String>,
-    table: u32,
+    target: Target,
+}
+
+/// What a rule does with what it matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Target {
+    /// Looks for a route in this table.
+    Table(u32),
+    /// Goes on with the rule of this priority.
+    Goto(u32),
+    /// Goes on with the next rule; or something that we never ask for.
+    Next,
+}
+
+/// The way to a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Its overlay address.
+    pub via: Ipv4Addr,
+    /// Index of the device that it is a neighbour on.
+    pub device: u32,
 }
 
 /// A route of ours.
@@ -109,33 +153,45 @@ pub struct State {
 }
 
 impl State {
-    /// What the node should hold: a way back to each holder, by its mark, over the pods' device.
+    /// What the node should hold: a way back to each holder, by its mark, for packets that come in on `input`, or on any
+    /// device.
     ///
     /// # Errors
     /// A mark that does not name a holder.
     pub fn wanted(
-        holders: &BTreeMap<u8, Ipv4Addr>,
-        pods: &Interface,
+        holders: &BTreeMap<u8, Way>,
+        input: Option<&str>,
         options: &Options,
     ) -> Result<Self, Error> {
         let mut state = Self::default();
-        for (&mark, &via) in holders {
+        let priority = if input.is_some() { options.priority } else { options.guarded() };
+        if input.is_none() && !holders.is_empty() {
+            state.guard(options);
+        }
+        for (&mark, &Way { via, device }) in holders {
             // Mark 0 would be a rule for every packet of every pod.
             if mark == 0 || mark > mark::MAX_HOLDERS {
                 return Err(Error::Mark { mark });
             }
             let table = options.table_base.saturating_add(u32::from(mark));
             state.rules.push(Rule {
-                priority: options.priority,
+                priority,
                 mark: u32::from(mark) << options.mark_shift,
                 mask: options.mask(),
-                input: Some(pods.name.clone()),
-                table,
+                input: input.map(str::to_owned),
+                target: Target::Table(table),
             });
             let place = Place { table, destination: Ipv4Addr::UNSPECIFIED, prefix: 0, metric: 0 };
-            state.routes.push(Route { place, via: Some(via), device: Some(pods.index), onlink: true });
+            state.routes.push(Route { place, via: Some(via), device: Some(device), onlink: true });
         }
         Ok(state)
+    }
+
+    /// Leads the node's own packets past the rules. In the order in which they are to be added.
+    fn guard(&mut self, options: &Options) {
+        let rule = |priority, input, target| Rule { priority, mark: 0, mask: 0, input, target };
+        self.rules.push(rule(options.end(), None, Target::Next));
+        self.rules.push(rule(options.priority, Some("lo".to_owned()), Target::Goto(options.end())));
     }
 
     /// Number of rules.
@@ -226,8 +282,10 @@ pub fn plan(wanted: &State, observed: &State) -> Vec<Operation> {
 
     let mut wanted_rules: BTreeSet<&Rule> = wanted.rules.iter().collect();
     // Taken out when met, so that a second copy of a rule goes.
-    let surplus = observed.rules.iter().filter(|rule| !wanted_rules.remove(rule));
-    operations.extend(surplus.cloned().map(Operation::DeleteRule));
+    let mut surplus: Vec<&Rule> = observed.rules.iter().filter(|rule| !wanted_rules.remove(rule)).collect();
+    // What guards the others goes last.
+    surplus.sort_by_key(|rule| !matches!(rule.target, Target::Table(_)));
+    operations.extend(surplus.into_iter().cloned().map(Operation::DeleteRule));
 
     let wanted_places: BTreeSet<Place> = wanted.routes.iter().map(|route| route.place).collect();
     let stale = observed.routes.iter().filter(|route| !wanted_places.contains(&route.place));
@@ -257,7 +315,8 @@ pub async fn apply(handle: &Handle, options: &Options, operations: &[Operation])
     let mut failures = Vec::new();
     let mut without_route = BTreeSet::new();
     for operation in operations {
-        if matches!(operation, Operation::AddRule(rule) if without_route.contains(&rule.table)) {
+        if matches!(operation, Operation::AddRule(rule) if rule.table().is_some_and(|t| without_route.contains(&t)))
+        {
             continue;
         }
         if let Err(source) = do_one(handle, options, operation).await {
@@ -345,15 +404,31 @@ async fn read_routes(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Rou
 }
 
 impl Rule {
+    fn table(&self) -> Option<u32> {
+        match self.target {
+            Target::Table(table) => Some(table),
+            Target::Goto(_) | Target::Next => None,
+        }
+    }
+
     fn message(&self, options: &Options) -> RuleMessage {
         let mut message = RuleMessage::default();
         message.header.family = AddressFamily::Inet;
-        message.header.action = RuleAction::ToTable;
         message.attributes = vec![
             RuleAttribute::Priority(self.priority),
-            RuleAttribute::Table(self.table),
             RuleAttribute::Protocol(RouteProtocol::from(options.protocol)),
         ];
+        message.header.action = match self.target {
+            Target::Table(table) => {
+                message.attributes.push(RuleAttribute::Table(table));
+                RuleAction::ToTable
+            }
+            Target::Goto(priority) => {
+                message.attributes.push(RuleAttribute::Goto(priority));
+                RuleAction::Goto
+            }
+            Target::Next => RuleAction::Nop,
+        };
         if self.mask != 0 {
             message.attributes.push(RuleAttribute::FwMark(self.mark));
             message.attributes.push(RuleAttribute::FwMask(self.mask));
@@ -365,16 +440,22 @@ impl Rule {
 
 impl From<&RuleMessage> for Rule {
     fn from(message: &RuleMessage) -> Self {
-        let table = u32::from(message.header.table);
-        let mut rule = Self { priority: 0, mark: 0, mask: 0, input: None, table };
+        let target = match message.header.action {
+            RuleAction::ToTable => Target::Table(u32::from(message.header.table)),
+            _ => Target::Next,
+        };
+        let mut rule = Self { priority: 0, mark: 0, mask: 0, input: None, target };
         for attribute in &message.attributes {
             match attribute {
                 RuleAttribute::Priority(priority) => rule.priority = *priority,
                 RuleAttribute::FwMark(mark) => rule.mark = *mark,
                 RuleAttribute::FwMask(mask) => rule.mask = *mask,
                 RuleAttribute::Iifname(name) => rule.input = Some(name.clone()),
-                // The header's field is too small for ours.
-                RuleAttribute::Table(table) => rule.table = *table,
+                // The header's field is too small for ours. On rules of another kind it is there too, and says nothing.
+                RuleAttribute::Table(table) if matches!(target, Target::Table(_)) => {
+                    rule.target = Target::Table(*table);
+                }
+                RuleAttribute::Goto(priority) => rule.target = Target::Goto(*priority),
                 _ => {}
             }
         }
@@ -451,12 +532,19 @@ impl fmt::Display for Operation {
 
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { priority, mark, mask, input, table } = self;
-        write!(f, "rule {priority}: fwmark {mark:#x}/{mask:#x}")?;
+        let Self { priority, mark, mask, input, target } = self;
+        write!(f, "rule {priority}:")?;
+        if *mask != 0 {
+            write!(f, " fwmark {mark:#x}/{mask:#x}")?;
+        }
         if let Some(input) = input {
             write!(f, " iif {input}")?;
         }
-        write!(f, " lookup {table}")
+        match target {
+            Target::Table(table) => write!(f, " lookup {table}"),
+            Target::Goto(priority) => write!(f, " goto {priority}"),
+            Target::Next => write!(f, " nop"),
+        }
     }
 }
 
@@ -505,18 +593,18 @@ fn overlaps(rules: &[RuleMessage], routes: &[RouteMessage], options: &Options) -
                 advice: format!("choose another byte with {MARK_FLAG} (0, 8, 16 or 24)"),
             });
         }
-        if options.is_our_table(rule.table) {
+        if rule.table().is_some_and(|table| options.is_our_table(table)) {
             overlaps.push(Overlap {
                 fatal: true,
                 found: format!("another program's {rule} uses one of our tables"),
                 advice: format!("choose other tables with {TABLE_FLAG}"),
             });
         }
-        if rule.priority == options.priority {
+        if (options.priority..=options.end()).contains(&rule.priority) {
             overlaps.push(Overlap {
                 fatal: false,
                 found: format!(
-                    "another program's {rule} has our priority, so which comes first is left to chance"
+                    "another program's {rule} has one of our priorities, so which comes first is left to chance"
                 ),
                 advice: format!("choose a free priority with {PRIORITY_FLAG}"),
             });
@@ -536,25 +624,18 @@ fn overlaps(rules: &[RuleMessage], routes: &[RouteMessage], options: &Options) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::interfaces::Kind;
 
-    fn pods(index: u32) -> Interface {
-        Interface {
-            index,
-            name: "weave".to_owned(),
-            mac: None,
-            kind: Kind::Bridge,
-            master: None,
-            mtu: 1500,
-            up: true,
-            calls_iptables: false,
-            addresses: Vec::new(),
-        }
+    fn ways(holders: &[(u8, [u8; 4])], device: u32) -> BTreeMap<u8, Way> {
+        holders.iter().map(|(mark, via)| (*mark, Way { via: Ipv4Addr::from(*via), device })).collect()
     }
 
     fn wanted(holders: &[(u8, [u8; 4])]) -> State {
-        let holders = holders.iter().map(|(mark, address)| (*mark, Ipv4Addr::from(*address))).collect();
-        State::wanted(&holders, &pods(7), &Options::DEFAULT).unwrap()
+        State::wanted(&ways(holders, 7), Some("weave"), &Options::DEFAULT).unwrap()
+    }
+
+    /// From any device.
+    fn guarded(holders: &[(u8, [u8; 4])]) -> State {
+        State::wanted(&ways(holders, 7), None, &Options::DEFAULT).unwrap()
     }
 
     fn say(operations: &[Operation]) -> Vec<String> {
@@ -589,8 +670,8 @@ mod tests {
     fn a_holder_with_a_new_address_or_a_bridge_made_anew_has_its_route_replaced() {
         let (old, new) = (wanted(&[(1, [10, 0, 0, 1])]), wanted(&[(1, [10, 0, 0, 9])]));
         assert_eq!(say(&plan(&new, &old)), ["replace route 0.0.0.0/0 in table 25001 via 10.0.0.9"]);
-        let holders = BTreeMap::from([(1, Ipv4Addr::new(10, 0, 0, 1))]);
-        let other_index = State::wanted(&holders, &pods(8), &Options::DEFAULT).unwrap();
+        let other_index =
+            State::wanted(&ways(&[(1, [10, 0, 0, 1])], 8), Some("weave"), &Options::DEFAULT).unwrap();
         assert_eq!(say(&plan(&other_index, &old)), ["replace route 0.0.0.0/0 in table 25001 via 10.0.0.1"]);
     }
 
@@ -605,17 +686,44 @@ mod tests {
     #[test]
     fn a_mark_that_names_no_holder_is_refused() {
         for mark in [0, 251, 255] {
-            let holders = BTreeMap::from([(mark, Ipv4Addr::LOCALHOST)]);
+            let holders = ways(&[(mark, [127, 0, 0, 1])], 1);
             assert!(
-                matches!(State::wanted(&holders, &pods(1), &Options::DEFAULT), Err(Error::Mark { .. })),
+                matches!(State::wanted(&holders, Some("weave"), &Options::DEFAULT), Err(Error::Mark { .. })),
                 "{mark}"
             );
         }
     }
 
     #[test]
+    fn the_nodes_own_packets_are_led_past_rules_for_every_device() {
+        let (one, none) = (guarded(&[(42, [10, 244, 1, 0])]), guarded(&[]));
+        assert_eq!(
+            say(&plan(&one, &none)),
+            [
+                "add route 0.0.0.0/0 in table 25042 via 10.244.1.0",
+                "add rule 102: nop",
+                "add rule 100: iif lo goto 102",
+                "add rule 101: fwmark 0x2a000000/0xff000000 lookup 25042",
+            ]
+        );
+        let mut as_the_kernel_lists_them = one.clone();
+        as_the_kernel_lists_them.rules.sort();
+        assert_eq!(
+            say(&plan(&none, &as_the_kernel_lists_them)),
+            [
+                "delete rule 101: fwmark 0x2a000000/0xff000000 lookup 25042",
+                "delete rule 100: iif lo goto 102",
+                "delete rule 102: nop",
+                "delete route 0.0.0.0/0 in table 25042 via 10.244.1.0",
+            ]
+        );
+        assert_eq!(none, State::default(), "nothing without holders");
+    }
+
+    #[test]
     fn messages_are_read_back_as_they_were_written() {
-        let state = wanted(&[(250, [10, 40, 0, 1])]);
+        let mut state = wanted(&[(250, [10, 40, 0, 1])]);
+        state.rules.extend(guarded(&[(250, [10, 40, 0, 1])]).rules);
         let options = Options::DEFAULT;
         assert_eq!(
             state.rules,
@@ -631,7 +739,10 @@ mod tests {
     fn others_rules_and_routes_are_reported_and_ours_are_not() {
         let options = Options::DEFAULT;
         let theirs = Options { protocol: 4, ..options };
-        let rule = |priority, mask, table| Rule { priority, mark: mask, mask, input: None, table };
+        let rule = |priority, mask, table| {
+            let target = Target::Table(table);
+            Rule { priority, mark: mask, mask, input: None, target }
+        };
         let state = wanted(&[(1, [10, 0, 0, 1])]);
         let own = (state.rules[0].message(&options), state.routes[0].message(&options));
         assert_eq!(overlaps(&[own.0], &[own.1], &options), []);

@@ -18,6 +18,9 @@ use std::net::Ipv4Addr;
 /// TCP ports that a node cannot lose: ssh, the API server, the kubelet, etcd.
 pub const RESERVED_PORTS: [u16; 5] = [22, 2379, 2380, 6443, 10250];
 
+/// Names of the nodes with which this one can exchange nothing: see [`super::reach`].
+pub(super) type Unreachable = BTreeSet<String>;
+
 /// Choices of the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
@@ -153,7 +156,8 @@ impl Wanted {
             };
             match admit(address, port, options).and_then(free) {
                 Ok(key) => {
-                    self.services.insert(key, serve(self_name, service, port, slices, options));
+                    let nobody = Unreachable::new();
+                    self.services.insert(key, serve(self_name, service, port, slices, options, &nobody));
                 }
                 Err(problem) => self.problems.push(format!("{}: {problem}", service.key())),
             }
@@ -168,13 +172,14 @@ pub(super) fn serve(
     port: &ServicePort,
     slices: &[impl Borrow<EndpointSlice>],
     options: &Options,
+    unreachable: &Unreachable,
 ) -> WantedService {
     WantedService {
         namespace: service.namespace.clone(),
         name: service.name.clone(),
         port_name: port.name.clone(),
         affinity: service.affinity,
-        backends: backends(self_name, service, port, slices, options),
+        backends: backends(self_name, service, port, slices, options, unreachable),
     }
 }
 
@@ -281,15 +286,21 @@ pub(super) fn expected_forwards<'a>(
     })
 }
 
-/// The backends of one port. An endpoint that is listed as ready and as not ready (in two slices, say) is ready.
+/// The backends of one port that can be reached. An endpoint that is listed as ready and as not ready (in two slices,
+/// say) is ready.
 fn backends(
     self_name: &str,
     service: &Service,
     port: &ServicePort,
     slices: &[impl Borrow<EndpointSlice>],
     options: &Options,
+    unreachable: &Unreachable,
 ) -> Vec<WantedBackend> {
-    let listed: Vec<_> = index::endpoints(slices, port).filter_map(|(p, e)| Some((number(p)?, e))).collect();
+    let is_near = |endpoint: &SliceEndpoint| {
+        endpoint.node_name.as_deref().is_none_or(|node| !unreachable.contains(node))
+    };
+    let listed = index::endpoints(slices, port).filter(|(_, endpoint)| is_near(endpoint));
+    let listed: Vec<_> = listed.filter_map(|(p, e)| Some((number(p)?, e))).collect();
     let none_ready = !listed.iter().any(|(_, endpoint)| endpoint.conditions.is_ready());
     let fallback = options.terminating_fallback && none_ready;
     let mut found: BTreeMap<(Ipv4Addr, u16), (WantedState, bool)> = BTreeMap::new();

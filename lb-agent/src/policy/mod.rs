@@ -8,6 +8,7 @@ pub mod maglev;
 pub mod marks;
 pub mod node;
 pub mod quote;
+pub mod reach;
 pub mod sample;
 pub(crate) mod speaker;
 pub mod state;

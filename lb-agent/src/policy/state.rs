@@ -5,10 +5,11 @@
 //! says after any changes.
 
 use super::compute::{describe_unreachable, status_of_served, status_of_unplaced};
-use super::extend::{self, HolderWanted, Options, Recognition, WantedService};
+use super::extend::{self, HolderWanted, Options, Recognition, Unreachable, WantedService};
 use super::index::Holders;
+use super::reach::Reach;
 use super::status::{self, Beside};
-use crate::model::{EndpointSlice, Service, ServiceName, Status};
+use crate::model::{EndpointSlice, Node, Service, ServiceName, Status};
 use crate::source::store::{Changes, Store};
 use lb_common::addr::Port;
 use lb_common::holder::EndpointKey;
@@ -23,6 +24,8 @@ pub struct State {
     self_name: String,
     options: Options,
     holders: Holders,
+    reach: Reach,
+    unreachable: Unreachable,
     /// What each Service of our class comes to.
     asks: BTreeMap<ServiceName, Ask>,
     statuses: BTreeMap<ServiceName, Status>,
@@ -152,6 +155,14 @@ impl State {
         Self { self_name: self_name.to_owned(), options, ..Self::default() }
     }
 
+    /// Sets which nodes this one can exchange packets with. True where that is another answer than before: then
+    /// everything is to be decided anew, by [`State::update`] with [`Changes::Everything`].
+    pub fn set_reach(&mut self, reach: Reach) -> bool {
+        let is_other = self.reach != reach;
+        self.reach = reach;
+        is_other
+    }
+
     /// Brings the answers up to a store in which this has changed.
     pub fn update(&mut self, store: &Store, changes: Changes) -> Delta {
         let mut unsettled = Unsettled::default();
@@ -160,6 +171,8 @@ impl State {
             Changes::Services(names) => names,
             Changes::Everything => {
                 self.holders = Holders::of(store.nodes());
+                let far = self.holders.nodes().iter().filter(|node| self.unreachable_problem(node).is_some());
+                self.unreachable = far.map(|node| node.name.clone()).collect();
                 unsettled.nodes = true;
                 self.asks.keys().chain(store.services().map(|(name, _)| name)).cloned().collect()
             }
@@ -247,7 +260,7 @@ impl State {
 
     /// What a Service comes to, and the write to its status that is due.
     fn ask(&self, service: &Service, slices: &[EndpointSlice]) -> (Ask, Option<Status>) {
-        let Self { self_name, options, holders, .. } = self;
+        let Self { self_name, options, holders, unreachable, .. } = self;
         let (address, holder) = match holders.place(service) {
             Ok(placed) => placed,
             Err(unplaced) => {
@@ -266,7 +279,8 @@ impl State {
         }
         let ports = service.ports.iter().map(|port| {
             let key = extend::admit(address, port, options)?;
-            Ok((key, Arc::new(extend::serve(self_name, service, port, slices, options))))
+            let served = extend::serve(self_name, service, port, slices, options, unreachable);
+            Ok((key, Arc::new(served)))
         });
         (Ask::Here(address, ports.collect()), status_of_served(service, address))
     }
@@ -367,13 +381,23 @@ impl State {
         for node in nodes.clone().filter(|node| node.weave_ip.is_none()) {
             add(&node.name, describe_unreachable(node));
         }
-        let Recognition { holders, problems: unrecognised } = extend::recognise(nodes);
+        for node in self.holders.nodes() {
+            if let Some(problem) = self.unreachable_problem(node) {
+                add(&node.name, problem);
+            }
+        }
+        let near = nodes.filter(|node| !self.unreachable.contains(&node.name));
+        let Recognition { holders, problems: unrecognised } = extend::recognise(near);
         for (node, problem) in unrecognised {
             add(node.as_ref().unwrap_or(&self.self_name), problem);
         }
         unsettled.delta.problems |= self.node_problems != problems;
         self.node_problems = problems;
         self.recognise(holders, &mut unsettled.delta);
+    }
+
+    fn unreachable_problem(&self, node: &Node) -> Option<String> {
+        self.reach.problem(node, &self.self_name)
     }
 
     /// From now on the forwards of these holders are recognised, and of no others.

@@ -249,7 +249,7 @@ fn status_is_the_whole_datapath_on_one_screen() {
 
     let text = ask(&datapath, &["status"]);
     let beginning = format!(
-        "Maps in {}/maps-v2, layout 2\nProgram: id {}, forwarding by redirect, mark shift 24\n\
+        "Maps in {}/maps-v3, layout 3\nProgram: id {}, forwarding by redirect, mark shift 24\n\
          Interfaces: lo uplink+pods\nBackends: 2 active, 1 draining\n\n\
          TABLE              ENTRIES  LIMIT    FULL\n",
         datapath.directory().display(),

@@ -25,7 +25,7 @@ fn snapshot(host: &Host, pins: &Path, state: &Path) -> Result<String> {
 }
 
 impl World {
-    fn snapshot(&self, node: u8) -> String {
+    pub(crate) fn snapshot(&self, node: u8) -> String {
         snapshot(self.node(node), &self.testbed.pins(node), &self.state(node)).unwrap()
     }
 }
@@ -116,7 +116,7 @@ fn maps_of_another_version_go() {
 }
 
 fn map_id(world: &World, name: &str) -> String {
-    let pin = world.testbed.pins(1).join("maps-v2").join(name);
+    let pin = world.testbed.pins(1).join("maps-v3").join(name);
     let shown =
         world.node(1).run(&["bpftool", "-j", "map", "show", "pinned", pin.to_str().unwrap()]).unwrap();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
@@ -124,7 +124,7 @@ fn map_id(world: &World, name: &str) -> String {
 }
 
 #[track_caller]
-fn same(before: &str, after: &str, node: u8) {
+pub(crate) fn same(before: &str, after: &str, node: u8) {
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
     let (before, after) = (lines(before), lines(after));
     let gone: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();

@@ -95,7 +95,7 @@ fn ticks(pid: i32) -> Result<u64> {
 
 /// The inner maps, and what each has at index 0: a write makes another map, or another half that is in use.
 fn rings(world: &World, node: u8) -> Vec<(u32, Value)> {
-    let pin = world.testbed.pins(node).join("maps-v2/rings");
+    let pin = world.testbed.pins(node).join("maps-v3/rings");
     let ask = |words: &[&str]| -> Value {
         let shown = world.node(node).run(&[&["bpftool", "-j", "map"], words].concat()).unwrap();
         serde_json::from_str(&shown).unwrap()

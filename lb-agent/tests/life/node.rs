@@ -8,11 +8,22 @@ use testbed::Host;
 /// The devices with a role in the testbed, by name.
 pub(crate) const DEVICES: [&str; 3] = ["eth0", "vxlan-6784", "weave"];
 
+/// The names of all devices of a node, sorted.
+fn devices(host: &Host) -> Result<Vec<String>> {
+    let shown: Value = serde_json::from_str(&host.run(&["ip", "-j", "link"])?)?;
+    let names =
+        shown.as_array().context("ip shows no list")?.iter().filter_map(|link| link["ifname"].as_str());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort();
+    Ok(names)
+}
+
 /// Programs on the hooks of a node's devices, as in `eth0 tcx/ingress reweave_ingress`, by device, way and order. Asked of the
 /// kernel itself, since bpftool knows TCX from 7.3 on only.
 pub(crate) fn hooks(host: &Host) -> Result<Vec<String>> {
     let mut hooks = Vec::new();
-    for device in DEVICES {
+    for device in devices(host)? {
+        let device = device.as_str();
         for (way, attach_type) in [("egress", TcAttachType::Egress), ("ingress", TcAttachType::Ingress)] {
             let (_, programs) = host.enter(|| Ok(SchedClassifier::query_tcx(device, attach_type)?))?;
             let names = programs.iter().map(|p| p.name_as_str().unwrap_or("?").to_owned());

@@ -84,7 +84,7 @@ impl World {
     }
 
     fn build(options: Options, share: Share) -> Self {
-        let testbed = Testbed::weave(Options { agent: Some(AGENT.into()), ..options }).unwrap();
+        let testbed = Testbed::new(Options { agent: Some(AGENT.into()), ..options }).unwrap();
         let pods: Vec<Pod> =
             (1..=3).map(|node| testbed.add_pod(node, &format!("web-{node}")).unwrap()).collect();
         let servers = pods.iter().map(|pod| server::http(pod, 8080).unwrap()).collect();

@@ -21,7 +21,7 @@ fn a_node_is_judged_by_what_the_kernel_says() {
     // Whether a BPF file system is mounted is the machine's business, not that of the namespace.
     let bad: Vec<&Check> = healthy.iter().filter(|c| c.verdict != Verdict::Ok && c.name != "bpffs").collect();
     assert!(bad.is_empty(), "{bad:#?}");
-    assert_eq!(verdicts(&healthy, "devices")[0].1, "uplink eth0; pods weave; overlay vxlan-6784");
+    assert_eq!(verdicts(&healthy, "devices")[0].1, "bridged; uplink eth0; pods weave; overlay vxlan-6784");
     assert_eq!(node.snapshot(), before, "looking changes nothing");
 
     node.sh("echo 0 > /proc/sys/net/ipv4/conf/weave/forwarding

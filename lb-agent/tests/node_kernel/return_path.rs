@@ -1,6 +1,6 @@
 use crate::namespace::{FUTILE, Namespace, PATIENCE, Server};
-use lb_agent::node::interfaces::{Interface, list};
-use lb_agent::node::return_path::{Options, State, check_overlap, ensure, remove};
+use lb_agent::node::interfaces::list;
+use lb_agent::node::return_path::{Options, State, Way, check_overlap, ensure, remove};
 use lb_agent::node::{connect, nft};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,14 +12,18 @@ fn holders(marks: impl IntoIterator<Item = u8>) -> BTreeMap<u8, Ipv4Addr> {
     marks.into_iter().map(|mark| (mark, Ipv4Addr::new(10, 32, 1, mark))).collect()
 }
 
-async fn weave() -> Interface {
-    list(&connect().unwrap()).await.unwrap().into_iter().find(|i| i.name == "weave").unwrap()
+/// Over a device of this name, for what comes in on `input`.
+async fn wanted(holders: &BTreeMap<u8, Ipv4Addr>, device: &str, input: Option<&str>) -> State {
+    let interfaces = list(&connect().unwrap()).await.unwrap();
+    let device = interfaces.iter().find(|i| i.name == device).unwrap().index;
+    let ways = holders.iter().map(|(mark, via)| (*mark, Way { via: *via, device })).collect();
+    State::wanted(&ways, input, &OPTIONS).unwrap()
 }
 
 /// One pass for these holders; what it did.
 fn pass(node: &Namespace, holders: &BTreeMap<u8, Ipv4Addr>) -> Vec<String> {
     node.block_on(|| async {
-        let wanted = State::wanted(holders, &weave().await, &OPTIONS).unwrap();
+        let wanted = wanted(holders, "weave", Some("weave")).await;
         let operations = ensure(&connect().unwrap(), &OPTIONS, &wanted).await.unwrap();
         operations.iter().map(ToString::to_string).collect()
     })
@@ -42,6 +46,42 @@ fn rules_and_routes_are_as_described_and_the_second_pass_does_nothing() {
         "default via 10.32.1.42 dev weave proto 213 onlink"
     );
     assert_eq!(pass(&node, &holders([42])), [""; 0]);
+}
+
+/// As on flannel, where the tunnel looks up its own packets with the marks of those inside: see [`Way`]'s module.
+#[test]
+fn where_pods_have_any_devices_the_nodes_own_packets_are_led_past_the_rules() {
+    let node = Namespace::weave_node();
+    node.sh("echo 1 > /proc/sys/net/ipv4/ip_forward");
+    let before = node.snapshot();
+    let pass = |marks: &[u8]| {
+        node.block_on(|| async {
+            let wanted = wanted(&holders(marks.iter().copied()), "weave", None).await;
+            ensure(&connect().unwrap(), &OPTIONS, &wanted).await.unwrap().len()
+        })
+    };
+    assert_eq!(pass(&[42]), 4);
+    assert_eq!(
+        node.sh("ip -details rule | grep proto.213"),
+        "100:\tfrom all iif lo goto 102 proto 213\n\
+         101:\tfrom all fwmark 0x2a000000/0xff000000 lookup 25042 proto 213\n\
+         102:\tfrom all nop proto 213\n"
+    );
+    assert_eq!(pass(&[42]), 0, "once more");
+    node.sh("ip rule del priority 102");
+    assert_eq!(pass(&[42]), 1);
+    assert!(!node.sh("ip rule").contains("unresolved"));
+
+    node.sh("ip route add 198.51.100.0/24 via 192.0.2.9");
+    let way = |more| node.sh(&format!("ip route get 198.51.100.1 mark 0x2a000000 {more}"));
+    assert!(way("from 10.32.0.9 iif weave").contains("via 10.32.1.42"), "of a pod");
+    assert!(way("").contains("via 192.0.2.9"), "of the node itself");
+    node.sh("ip rule del priority 100");
+    assert!(way("").contains("via 10.32.1.42"), "which is what the guard is for");
+
+    node.sh("ip route del 198.51.100.0/24");
+    clean(&node);
+    assert_eq!(node.snapshot(), before);
 }
 
 #[test]
@@ -133,7 +173,7 @@ fn a_table_that_another_program_uses_is_reported_and_left_alone() {
 
     // The other holder is served all the same, and no rule leads into the foreign table.
     let error = node.block_on(|| async {
-        let wanted = State::wanted(&holders([1, 2]), &weave().await, &OPTIONS).unwrap();
+        let wanted = wanted(&holders([1, 2]), "weave", Some("weave")).await;
         ensure(&connect().unwrap(), &OPTIONS, &wanted).await.unwrap_err().to_string()
     });
     assert!(error.contains("--table-base"), "{error}");

@@ -23,6 +23,7 @@ mod endpoints;
 mod explain;
 mod holders;
 mod moving;
+mod networks;
 mod not_ours;
 mod ports;
 mod refusal;

@@ -14,12 +14,13 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
 use testbed::cluster::{Endpoint, Service};
-use testbed::{Node, Options, Pod, Process, Testbed, wait};
+use testbed::{Node, Options, Pod, Process, Testbed, Topology, wait};
 
 /// How long anything may take that takes milliseconds on an idle machine.
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 /// How long agents may take to start: a second on an idle machine, which checks the packet program.
-const START: Duration = Duration::from_secs(60);
+pub(crate) const START: Duration = Duration::from_secs(60);
+const PERIOD: &str = "--period=1";
 /// An address of n1, which most tests serve.
 pub(crate) const V: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 101);
 /// An address of n2.
@@ -57,7 +58,7 @@ pub(crate) fn build() -> Builder {
     };
     // Short periods: a sweep each second. Small tables, since it reads them all.
     let tables = ["--max-flows=10000", "--max-handshakes=1000", "--max-services=50", "--max-backends=500"];
-    let agent = [&["--period=1", "--max-endpoints=500"], &tables[..]].concat();
+    let agent = [&[PERIOD, "--max-endpoints=500"], &tables[..]].concat();
     Builder { options, agent, policy: extend::Options::default() }
 }
 
@@ -74,10 +75,29 @@ impl Builder {
         self
     }
 
+    /// The network between the pods, with a FORWARD chain that accepts what its CNI does, and nothing else.
+    pub(crate) fn topology(mut self, topology: Topology) -> Self {
+        self.options.topology = topology;
+        self.options.forward_drop = true;
+        self
+    }
+
+    /// Any other choices.
+    pub(crate) fn options(mut self, change: impl FnOnce(&mut Options)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
     /// Whole checksums in captures.
     pub(crate) fn software_checksums(mut self) -> Self {
         self.options.checksum_offload = false;
         self
+    }
+
+    /// Without a pass now and then: what is done is done because the agents were told.
+    pub(crate) fn by_events(mut self) -> Self {
+        self.agent.retain(|word| *word != PERIOD);
+        self.agent(&["--period=3600"])
     }
 
     /// More arguments for the agents.
@@ -94,15 +114,20 @@ impl Builder {
 
     /// Builds the testbed, starts the agents and waits until all serve.
     pub(crate) fn start(self) -> World {
-        let testbed = Testbed::weave(self.options).unwrap();
+        let world = self.start_unsettled();
+        world.await_settled(START);
+        world
+    }
+
+    /// The same without waiting.
+    pub(crate) fn start_unsettled(self) -> World {
+        let testbed = Testbed::new(self.options).unwrap();
         let agents = testbed
             .nodes()
             .iter()
             .map(|node| testbed.start_agent(node.number(), &self.agent).unwrap())
             .collect();
-        let world = World { agents, testbed, policy: self.policy };
-        world.await_settled(START);
-        world
+        World { agents, testbed, policy: self.policy }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::binaries::{Binaries, Program};
 use super::credentials::{Bound, Credentials, Identity};
+use crate::Testbed;
 use crate::host::Host;
 use crate::process::Process;
 use crate::wait;
-use crate::weave::Testbed;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use nix::sys::signal::Signal;
 use std::ffi::OsString;

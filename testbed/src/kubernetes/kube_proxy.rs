@@ -3,10 +3,10 @@
 use super::binaries::Program;
 use super::control_plane::ControlPlane;
 use super::credentials::Identity;
+use crate::Node;
 use crate::http;
 use crate::process::Process;
 use crate::wait;
-use crate::weave::Node;
 use anyhow::{Result, ensure};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddrV4};

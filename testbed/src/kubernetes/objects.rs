@@ -1,7 +1,7 @@
 //! What kubelets would write: Nodes, and the Pods that run on them.
 
 use super::control_plane::ControlPlane;
-use crate::weave::{Pod, Testbed};
+use crate::{Pod, Testbed};
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use std::fmt::Write as _;

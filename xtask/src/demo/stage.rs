@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use testbed::cluster::Service;
 use testbed::load::{Counts, Load};
 use testbed::server::{self, Server};
-use testbed::{Options, Pod, Process, Testbed, dns, http, wait};
+use testbed::{Options, Pod, Process, Testbed, Topology, dns, http, wait};
 
 /// Held by n1 in the testbed.
 pub(super) const WEB: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 101), 80);
@@ -40,9 +40,13 @@ pub(super) struct Stage<C> {
 
 impl<C: Cluster> Stage<C> {
     /// Puts everything up, with the cluster that `found` makes beside the nodes.
-    pub(super) fn set(agent: PathBuf, found: impl FnOnce(&Testbed) -> Result<C>) -> Result<Self> {
-        sh::say("putting up three nodes, an overlay, pods and a client");
-        let testbed = Testbed::weave(Options { agent: Some(agent), ..Options::default() })?;
+    pub(super) fn set(
+        agent: PathBuf,
+        topology: Topology,
+        found: impl FnOnce(&Testbed) -> Result<C>,
+    ) -> Result<Self> {
+        sh::say(&format!("putting up three nodes with the network {topology}, pods and a client"));
+        let testbed = Testbed::new(Options { topology, agent: Some(agent), ..Options::default() })?;
         let web = [(1, "web-a"), (2, "web-b"), (3, "web-c"), (3, "web-d")]
             .map(|(node, name)| backend(&testbed, node, name, |pod| server::http(pod, 8080)));
         let dns = [(1, "dns-a"), (3, "dns-b")]

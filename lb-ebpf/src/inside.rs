@@ -1,0 +1,32 @@
+//! Who is inside the cluster: pods and nodes, whose answers would not pass this node by themselves.
+
+use crate::sieve;
+use aya_ebpf::{
+    btf_maps::{Array, LpmTrie, lpm_trie::Key},
+    macros::btf_map,
+};
+use lb_common::{
+    addr::Ipv4,
+    interface::Interface,
+    limits,
+    masquerade::Own,
+};
+
+#[btf_map(name = "inside")]
+static INSIDE: LpmTrie<Ipv4, u32, { limits::INSIDE as usize }> = LpmTrie::new();
+
+#[btf_map(name = "own")]
+static OWN: Array<Own, 1> = Array::new();
+
+/// Whether a client is. Behind an uplink its address tells; nobody else is behind the other interfaces.
+#[inline(always)]
+pub(crate) fn is_inside(source: Ipv4, roles: Interface) -> bool {
+    roles.is_inside()
+        || (sieve::may_be_inside(source) && INSIDE.get(&Key::new(Ipv4::BITS, source)).is_some())
+}
+
+/// This node's overlay address, where answers of pods find their way to.
+#[inline(always)]
+pub(crate) fn overlay() -> Option<Ipv4> {
+    OWN.get(0).map(|own| own.overlay).filter(|overlay| *overlay != Ipv4::UNSPECIFIED)
+}
