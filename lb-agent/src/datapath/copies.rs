@@ -78,7 +78,9 @@ impl Copies {
         copies.reply(maps, &slots, key)?;
         copies.reply(maps, &slots, &key.reversed())?;
         let backends: Vec<Backend> = copies.backends.values().copied().collect();
-        for (backend, tuple) in backends.iter().flat_map(|backend| tuples.iter().map(move |tuple| (backend, tuple))) {
+        for (backend, tuple) in
+            backends.iter().flat_map(|backend| tuples.iter().map(move |tuple| (backend, tuple)))
+        {
             let answer = tuple.with_destination(backend.address, backend.port).reversed();
             copies.reply(maps, &slots, &answer)?;
         }
@@ -109,7 +111,13 @@ impl Copies {
             let owned = MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol);
             let owner = maps.masqueraded.get(&owned)?;
             self.masqueraded.extend(owner.map(|client| (owned, client)));
-            tuples.push(FlowKey::new(self.own.overlay, port, key.destination, key.destination_port, key.protocol));
+            tuples.push(FlowKey::new(
+                self.own.overlay,
+                port,
+                key.destination,
+                key.destination_port,
+                key.protocol,
+            ));
             // One that is free is taken.
             if owner.is_none() {
                 break;

@@ -61,7 +61,9 @@ fn a_budget_is_that_of_the_kernel() {
     assert_eq!(budget(text, "6.12", "one"), Some(3));
     assert_eq!(budget(text, "6.12", "two"), None);
     assert_eq!(budget(text, "6", "one"), None);
-    for (release, kernel) in [("6.18.15+deb13-cloud-amd64", "6.18"), ("5.10.0-46-cloud-amd64", "5.10"), ("7.3", "7.3")] {
+    for (release, kernel) in
+        [("6.18.15+deb13-cloud-amd64", "6.18"), ("5.10.0-46-cloud-amd64", "5.10"), ("7.3", "7.3")]
+    {
         assert_eq!(major_and_minor(release), kernel);
     }
 }

@@ -93,7 +93,9 @@ fn sctp_to_a_served_number_is_the_nodes_own() {
 fn sctp(host: &Host) -> Result<OwnedFd> {
     host.enter(|| {
         // SAFETY: no memory is passed.
-        let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_SCTP) };
+        let fd = unsafe {
+            libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_SCTP)
+        };
         ensure!(fd >= 0, io::Error::last_os_error());
         // SAFETY: the kernel has just made this descriptor for us.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -105,7 +107,9 @@ fn sctp(host: &Host) -> Result<OwnedFd> {
 fn tagged_host(world: &World) -> Host {
     let host = world.testbed.add_host("tagged", Ipv4Addr::new(192, 0, 2, 60)).unwrap();
     let device = |address: &str| {
-        format!("link add link eth0 name {VLAN} type vlan id 5\naddr add {address}/24 dev {VLAN}\nlink set {VLAN} up\n")
+        format!(
+            "link add link eth0 name {VLAN} type vlan id 5\naddr add {address}/24 dev {VLAN}\nlink set {VLAN} up\n"
+        )
     };
     world.testbed.node(HOLDER).ip(&device("203.0.113.1")).unwrap();
     host.ip(&(device("203.0.113.2") + &format!("route add {V}/32 via 203.0.113.1"))).unwrap();

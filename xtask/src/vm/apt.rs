@@ -69,7 +69,8 @@ impl Suite {
         fs::create_dir_all(root)?;
         let known = sh::output(&mut self.apt("apt-cache", &["pkgnames", "linux-"]))?;
         let names = ["image", "binary", "modules", "base"].map(|part| format!("linux-{part}-{release}"));
-        let names: Vec<_> = names.iter().map(String::as_str).filter(|name| is_line_of(&known, name)).collect();
+        let names: Vec<_> =
+            names.iter().map(String::as_str).filter(|name| is_line_of(&known, name)).collect();
         let words = [&["download", "--quiet"], &names[..]].concat();
         sh::output(self.apt("apt-get", &words).current_dir(&packages))
             .with_context(|| format!("Linux {release} cannot be fetched"))?;
@@ -103,7 +104,9 @@ fn archive(suite: &str) -> Result<String> {
     let label = if is_security { "Debian-Security " } else { "Debian " };
     let archive = known.lines().find_map(|line| line.strip_prefix(label));
     archive.map(str::to_owned).with_context(|| {
-        format!("apt has no archive labelled {label:?} here; run `apt-get update`, or name a mirror in {MIRROR}")
+        format!(
+            "apt has no archive labelled {label:?} here; run `apt-get update`, or name a mirror in {MIRROR}"
+        )
     })
 }
 
@@ -126,10 +129,7 @@ APT::Sandbox::User "root";
 
 /// The numbers in a release, by which releases of one kernel are ordered.
 pub(super) fn numbers(release: &str) -> Vec<u32> {
-    release
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|number| number.parse().ok())
-        .collect()
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
 #[cfg(test)]

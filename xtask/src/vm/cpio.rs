@@ -88,8 +88,8 @@ impl<W: Write> Archive<W> {
         let (user, group, links, modified) = (0, 0, 1, 0);
         let (disk, checksum) = ((0, 0), 0);
         let fields = [
-            self.inode, mode, user, group, links, modified, size, disk.0, disk.1, device.0, device.1, name_size,
-            checksum,
+            self.inode, mode, user, group, links, modified, size, disk.0, disk.1, device.0, device.1,
+            name_size, checksum,
         ];
         let mut header = String::from("070701");
         header.extend(fields.map(|field| format!("{field:08X}")));
@@ -118,7 +118,12 @@ mod tests {
 
     #[test]
     fn files_are_where_a_merged_usr_has_them() {
-        for (path, place) in [("/bin/sh", "/usr/bin/sh"), ("/lib64/ld.so", "/usr/lib64/ld.so"), ("/lib", "/lib"), ("/etc/passwd", "/etc/passwd")] {
+        for (path, place) in [
+            ("/bin/sh", "/usr/bin/sh"),
+            ("/lib64/ld.so", "/usr/lib64/ld.so"),
+            ("/lib", "/lib"),
+            ("/etc/passwd", "/etc/passwd"),
+        ] {
             assert_eq!(merged(Path::new(path)), Path::new(place));
         }
     }

@@ -38,7 +38,12 @@ struct Files {
 /// When qemu cannot be run. What goes wrong inside is an outcome.
 pub(super) fn run(kernel: &Kernel, image: &Image, payload: &Payload, steps: &[Step]) -> Result<Vec<Outcome>> {
     let name = &kernel.name;
-    let files = files(name)?;
+    let directory = super::directory().join(name);
+    fs::create_dir_all(&directory)?;
+    // Until it ends: two would write the same logs.
+    let lock = File::create(directory.join("lock"))?;
+    lock.try_lock().with_context(|| format!("another machine with Linux {name} runs"))?;
+    let files = files(&directory)?;
     write_root(&files.root, image, payload, steps)?;
     let mut machine = Process::start(format!("Linux {name}"), qemu(image, &files), files.qemu.clone())?;
     let mut watch = Watch::begin(kernel, steps);
@@ -71,9 +76,7 @@ pub(super) fn run(kernel: &Kernel, image: &Image, payload: &Payload, steps: &[St
     Ok(watch.outcomes)
 }
 
-fn files(name: &str) -> Result<Files> {
-    let directory = super::directory().join(name);
-    fs::create_dir_all(&directory)?;
+fn files(directory: &Path) -> Result<Files> {
     let files = Files {
         root: directory.join("root.cpio"),
         console: directory.join("console.log"),
@@ -161,7 +164,16 @@ struct Watch<'a> {
 impl<'a> Watch<'a> {
     fn begin(kernel: &'a Kernel, steps: &'a [Step]) -> Self {
         let now = Instant::now();
-        Self { kernel, steps, outcomes: Vec::new(), current: None, since: now, told: now, done: false, lacks: Vec::new() }
+        Self {
+            kernel,
+            steps,
+            outcomes: Vec::new(),
+            current: None,
+            since: now,
+            told: now,
+            done: false,
+            lacks: Vec::new(),
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -202,7 +214,9 @@ impl<'a> Watch<'a> {
             boot.hear(&format!("missing, and xtask/kernels.yaml does not say so: {missing:?}"));
         }
         if !there.is_empty() {
-            boot.hear(&format!("xtask/kernels.yaml says that these are missing, and they are not: {there:?}"));
+            boot.hear(&format!(
+                "xtask/kernels.yaml says that these are missing, and they are not: {there:?}"
+            ));
         }
         let ending = if boot.output.is_empty() { Ending::Passed } else { Ending::Failed };
         self.outcomes.push(boot);

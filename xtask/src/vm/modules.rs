@@ -49,8 +49,10 @@ pub(super) fn prepare(root: &Path, release: &str) -> Result<()> {
         }
     }
     for (ending, program) in [("xz", "xz"), ("zst", "zstd")] {
-        let compressed: Vec<_> =
-            files(&kernel)?.into_iter().filter(|file| file.extension().is_some_and(|e| e == ending)).collect();
+        let compressed: Vec<_> = files(&kernel)?
+            .into_iter()
+            .filter(|file| file.extension().is_some_and(|e| e == ending))
+            .collect();
         if !compressed.is_empty() {
             let rm: &[&str] = if program == "zstd" { &["--rm"] } else { &[] };
             sh::output(Command::new(program).args(["-d", "-q"]).args(rm).args(&compressed))?;

@@ -70,13 +70,20 @@ impl Payload {
             this.libraries(&file)?;
             this.files.insert(file.clone(), file);
         }
-        let plugins = fs::read_dir(PLUGINS).with_context(|| format!("no extensions of iptables in {PLUGINS}"))?;
+        let plugins =
+            fs::read_dir(PLUGINS).with_context(|| format!("no extensions of iptables in {PLUGINS}"))?;
         for plugin in plugins {
             let file = plugin?.path();
             this.libraries(&file)?;
             this.files.insert(file.clone(), file);
         }
-        this.files.extend(FILES.map(PathBuf::from).into_iter().filter(|file| file.is_file()).map(|file| (file.clone(), file)));
+        this.files.extend(
+            FILES
+                .map(PathBuf::from)
+                .into_iter()
+                .filter(|file| file.is_file())
+                .map(|file| (file.clone(), file)),
+        );
         Ok(this)
     }
 
@@ -100,7 +107,8 @@ impl Payload {
 
     /// What the dynamic linker would load for a file.
     fn libraries(&mut self, file: &Path) -> Result<()> {
-        let output = Command::new("ldd").arg(file).env_remove("LD_LIBRARY_PATH").output().context("cannot run ldd")?;
+        let output =
+            Command::new("ldd").arg(file).env_remove("LD_LIBRARY_PATH").output().context("cannot run ldd")?;
         let said = String::from_utf8_lossy(&output.stdout);
         ensure!(!said.contains("not found"), "{} lacks libraries: {said}", file.display());
         // A static one loads nothing, and ldd calls that a failure.
@@ -121,7 +129,14 @@ fn library(line: &str) -> Option<&Path> {
 /// Builds the agent and these test binaries of its package: names and files.
 fn built(tests: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let mut command = sh::cargo();
-    command.args(["test", "--no-run", "--package", "lb-agent", "--message-format", "json-render-diagnostics"]);
+    command.args([
+        "test",
+        "--no-run",
+        "--package",
+        "lb-agent",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
     for test in tests {
         command.args(["--test", test]);
     }
@@ -132,7 +147,8 @@ fn built(tests: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for line in said.lines() {
         let message: Value = serde_json::from_str(line)?;
-        if let (Some(name), Some(file)) = (message["target"]["name"].as_str(), message["executable"].as_str()) {
+        if let (Some(name), Some(file)) = (message["target"]["name"].as_str(), message["executable"].as_str())
+        {
             found.push((name.to_owned(), PathBuf::from(file)));
         }
     }
@@ -147,7 +163,10 @@ mod tests {
     fn libraries_are_read_from_what_ldd_says() {
         let lines = [
             ("\tlinux-vdso.so.1 (0x00007ffc0e7f2000)", None),
-            ("\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f1b)", Some("/lib/x86_64-linux-gnu/libc.so.6")),
+            (
+                "\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f1b)",
+                Some("/lib/x86_64-linux-gnu/libc.so.6"),
+            ),
             ("\t/lib64/ld-linux-x86-64.so.2 (0x00007f1b6a5d2000)", Some("/lib64/ld-linux-x86-64.so.2")),
             ("\tstatically linked", None),
         ];

@@ -56,8 +56,12 @@ fn names(steps: &[Step]) -> impl Iterator<Item = &str> {
 
 /// One line for each kernel.
 pub(super) fn table(rows: &[Row], steps: &[Step]) -> String {
-    let head: Vec<_> =
-        ["kernel", "release"].into_iter().chain(names(steps)).chain(["instructions"]).map(str::to_owned).collect();
+    let head: Vec<_> = ["kernel", "release"]
+        .into_iter()
+        .chain(names(steps))
+        .chain(["instructions"])
+        .map(str::to_owned)
+        .collect();
     let mut lines = vec![head];
     lines.extend(rows.iter().map(|row| {
         let cells = names(steps).map(|step| row.cell(step));

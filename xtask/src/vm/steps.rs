@@ -80,5 +80,8 @@ pub(super) fn steps(payload: &Payload, names: &[String], test: Option<&str>) -> 
         step("traffic", "traffic", "", TRAFFIC, minutes(20))?,
         step("devices", "traffic", "--ignored", "", minutes(20))?,
     ];
-    Ok(all.into_iter().filter(|step| names.is_empty() || names.iter().any(|name| name == step.name)).collect())
+    Ok(all
+        .into_iter()
+        .filter(|step| names.is_empty() || names.iter().any(|name| name == step.name))
+        .collect())
 }
