@@ -127,9 +127,10 @@ APT::Sandbox::User "root";
     )
 }
 
-/// The numbers in a release, by which releases of one kernel are ordered.
+/// The numbers in a release, without those of its flavour: by them releases of one kernel are ordered.
 pub(super) fn numbers(release: &str) -> Vec<u32> {
-    release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+    let version = release.split_once("-cloud").map_or(release, |(version, _)| version);
+    version.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ mod tests {
         assert!(directory.starts_with("07070100000001000041ED"), "{directory}");
         assert!(directory.ends_with("a\0"), "{directory}");
         assert!(rest.starts_with("07070100000002000081ED"), "{rest}");
-        assert!(rest.contains("a/b\0hello\0\0\0"), "{rest}");
+        assert!(rest.contains("a/b\0\0\0hello\0\0\0"), "{rest}");
         assert!(rest.contains(TRAILER), "{rest}");
     }
 }
