@@ -11,6 +11,7 @@ mod manifests;
 mod setup;
 mod sh;
 mod test;
+mod topology;
 mod vm;
 
 use clap::{Parser, Subcommand};
