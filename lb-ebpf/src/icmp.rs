@@ -180,6 +180,7 @@ fn read(packet: &Packet<'_>) -> Option<Error> {
             Protocol::ICMP,
         ),
         client: Client::default(),
+        outer: Ipv4::UNSPECIFIED,
         source_mac: Mac::new(frame.source_mac),
         ip,
         checksum: u16::from_ne_bytes([c0, c1]),
