@@ -167,7 +167,13 @@ fn write_port(packet: &Packet<'_>, parsed: &Parsed, port: Port, port_at: usize) 
 
 /// Gives a packet without a transport header other addresses: `old` and `new` source and destination. False as in [`apply`].
 #[inline(always)]
-pub(crate) fn addresses(packet: &Packet<'_>, ip: &Ip, old: (Ipv4, Ipv4), new: (Ipv4, Ipv4), counts_hop: bool) -> bool {
+pub(crate) fn addresses(
+    packet: &Packet<'_>,
+    ip: &Ip,
+    old: (Ipv4, Ipv4),
+    new: (Ipv4, Ipv4),
+    counts_hop: bool,
+) -> bool {
     let source = difference(old.0.to_ne(), new.0.to_ne());
     let destination = difference(old.1.to_ne(), new.1.to_ne());
     write_ip(packet, ip, carried(source, destination), counts_hop)

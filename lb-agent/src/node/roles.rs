@@ -782,7 +782,8 @@ mod tests {
     /// I8: the packet program expects an Ethernet header.
     #[test]
     fn a_tunnel_without_ethernet_is_no_uplink() {
-        let tunnel = Interface { mac: None, ..mk(10, "wg0", Kind::Other("wireguard".to_owned()), &["203.0.113.1"]) };
+        let tunnel =
+            Interface { mac: None, ..mk(10, "wg0", Kind::Other("wireguard".to_owned()), &["203.0.113.1"]) };
         let mut interfaces = node();
         interfaces.push(tunnel);
         let mut options = RoleOptions::default();
