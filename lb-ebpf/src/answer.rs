@@ -94,7 +94,9 @@ fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Re
         };
         parsed.client = client;
     }
-    if let Some(way) = found.entry.way(forward::wire_length(packet, parsed)) {
+    if !reply.is_masqueraded()
+        && let Some(way) = found.entry.way(forward::wire_length(packet, parsed))
+    {
         return redirect(parsed, reply, way);
     }
     match forward::route(packet, parsed, reply.address, parsed.client.address) {
@@ -115,7 +117,6 @@ fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Re
         // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
         forward::Route::Local if reply.is_masqueraded() => {
-            found.entry.set_way(forward::TO_SELF);
             redirect(parsed, reply, forward::TO_SELF)
         }
         forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),

@@ -1,6 +1,6 @@
 //! Where a packet goes next: the kernel's routes and neighbours, or the stack.
 
-use crate::{config, outcome::TC_ACT_REDIRECT, packet::Packet, parse::Parsed};
+use crate::{config, outcome::TC_ACT_REDIRECT, packet::Packet, parse::Parsed, scratch};
 use aya_ebpf::{
     bindings::{BPF_F_INGRESS, bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
     helpers::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh},
@@ -38,8 +38,9 @@ struct FibParams {
     destination_or_next_hop: Ipv4,
     destination_rest: u32,
     destination_end: u64,
-    vlan_and_smac: u64,
-    smac_and_dmac: u64,
+    vlan: u32,
+    source_mac: [u16; 3],
+    destination_mac: [u16; 3],
 }
 
 const _: () = assert!(size_of::<FibParams>() == size_of::<FibLookup>());
@@ -113,15 +114,22 @@ fn ask(packet: &Packet<'_>, question: &Question) -> Route {
         destination_or_next_hop: question.destination,
         destination_rest: 0,
         destination_end: 0,
-        vlan_and_smac: 0,
-        smac_and_dmac: 0,
+        vlan: 0,
+        source_mac: [0; 3],
+        destination_mac: [0; 3],
     };
     // LLVM makes one call of `memset` of the zeros at the end, a loop over bytes; a volatile store in their middle
     // keeps them single stores.
     // SAFETY: a field of a local.
-    unsafe { (&raw mut fib.vlan_and_smac).write_volatile(0) };
+    unsafe { (&raw mut fib.vlan).write_volatile(0) };
     // SAFETY: the struct has the size and layout that the helper expects.
-    match unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) } {
+    let found = unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) };
+    if found == BPF_FIB_LKUP_RET_SUCCESS {
+        scratch::keep_ethernet(fib.destination_mac, fib.source_mac);
+    } else {
+        scratch::keep_ethernet([0; 3], [0; 3]);
+    }
+    match found {
         // Without a neighbour entry the rest of the answer is complete; `bpf_redirect_neigh` resolves it.
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => {
             Route::Via(Way {

@@ -159,7 +159,10 @@ fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> 
         return through_stack(backend);
     }
     let length = forward::wire_length(packet, parsed);
-    if let Some(way) = backend::way(connection.id, backend.generation, connection.now, length) {
+    // A masqueraded packet needs the Ethernet addresses too.
+    if !parsed.is_masqueraded()
+        && let Some(way) = backend::way(connection.id, backend.generation, connection.now, length)
+    {
         return redirect(parsed, backend, way);
     }
     match forward::route(packet, parsed, parsed.key.source, backend.address) {

@@ -183,13 +183,14 @@ fn all_maps() -> Vec<Map> {
         Map {
             name: "interfaces",
             kind: "array",
-            key: "the interface's index modulo 64, or up to seven more where that is taken.",
+            key: "the highest 12 bits of the interface's index times 0x9e3779b1 (modulo 2^32), or up to seven more where \
+                  that is taken.",
             key_bytes: size_of::<u32>(),
             value: "the interface's index, 0 where the entry is free, and its roles: 1 uplink, 2 overlay, 4 pods, \
                     added up.",
             value_bytes: size_of::<InterfaceSlot>(),
             limit: limits::INTERFACES,
-            memory: Memory::Whole { bytes: 824 },
+            memory: Memory::Whole { bytes: 33_080 },
             more: "A program on an interface that is not here passes everything on.",
         },
         Map {

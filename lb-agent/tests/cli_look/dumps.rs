@@ -8,7 +8,7 @@ use lb_common::backend::{Backend, BackendState};
 use lb_common::flow::{Flow, Path, Reply, State};
 use lb_common::fragment::{Fragment, FragmentKey, Hook};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
-use lb_common::interface::Interface;
+use lb_common::interface::{Interface, InterfaceSlot};
 use lb_common::reason::Reason;
 use lb_common::service::{Service, ServiceKey};
 use lb_common::sieve::Bit;
@@ -92,7 +92,8 @@ fn web() -> ServiceKey {
 fn entry(datapath: &Datapath, map: &str) -> String {
     let index = match map {
         "rings" => return ring(datapath),
-        "interfaces" | "backends" | "service_stats" => 1,
+        "interfaces" => InterfaceSlot::places(1).next().unwrap() as usize,
+        "backends" | "service_stats" => 1,
         "sieve" => Bit::of_service(&web()).word as usize,
         "outcomes" => Reason::ForwardStack.number() as usize,
         _ => 0,

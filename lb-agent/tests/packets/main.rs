@@ -52,6 +52,7 @@ cases! {
     mss: clamped, small_enough, among_other_options, behind_ip_options, through_the_stack;
     refuse: syn_is_reset, syn_with_data_is_reset, ack_is_reset, data_is_reset, fin_is_reset, fin_without_ack_is_reset, reset_is_not_answered, datagram_is_unreachable, empty_datagram_is_unreachable, datagram_without_checksum_is_unreachable, ip_options_are_not_answered, listening_sockets_get_nothing, no_ring;
     route: local_backend, local_backend_udp, forwarding_stack, mark_shift, time_to_live, every_time_to_live, too_big_to_forward, segmented_later, answer_too_big, no_route, endpoint_is_the_node_itself, answer_without_flow, answer_without_owner;
+    shared_uplink: connection, forward_of_a_holder, other_traffic_of_a_holder, errors_of_both_sides, marks_end;
     tcp: handshake, wrong_acknowledgement_does_not_establish, acknowledgement_wraps, data_completes_the_handshake, both_sides_close, backend_closes_first, client_resets, backend_resets, backend_refuses, repeated_syn, syn_after_close_begins_anew, syn_on_a_live_flow_changes_nothing, expired_flow_is_picked_up, idle_flow_is_kept, stray_reset_is_not_remembered, same_port, ip_options, other_mark_bits_stay, padding;
     udp: answered, no_checksum_stays_none, checksum_of_zero_becomes_ones, same_port, ip_options, backend_gone_is_reselected, endpoints_from_none_to_one, scaled_to_zero_is_refused, expired;
 }

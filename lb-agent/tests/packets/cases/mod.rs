@@ -11,6 +11,7 @@ pub(crate) mod icmp;
 pub(crate) mod mss;
 pub(crate) mod refuse;
 pub(crate) mod route;
+pub(crate) mod shared_uplink;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
