@@ -46,7 +46,7 @@ pub(crate) enum Route {
     Via(Way),
     /// To this node itself.
     Local,
-    /// The device's MTU, in bytes of an IP packet, is smaller than the packet.
+    /// The device's MTU, in bytes of an IP packet, is smaller than the packet; 0 where the kernel does not tell it.
     TooBig { mtu: u16 },
     /// Nowhere.
     None,
@@ -59,12 +59,13 @@ pub(crate) const TO_SELF: Way = Way { interface: 1, next_hop: Ipv4::UNSPECIFIED,
 /// Asks the kernel for the way from `source` to `destination`, as if the packet had come in with these addresses.
 #[inline(always)]
 pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destination: Ipv4) -> Route {
+    let asked = wire_length(packet, parsed);
     let mut fib = FibParams {
         family: AF_INET,
         l4_protocol: parsed.key.protocol.number(),
         ports: 0,
         ports_too: 0,
-        length_or_mtu: wire_length(packet, parsed),
+        length_or_mtu: asked,
         interface: packet.interface(),
         tos: parsed.ip.tos,
         zero: 0,
@@ -94,8 +95,11 @@ pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destinat
             })
         }
         BPF_FIB_LKUP_RET_NOT_FWDED => Route::Local,
-        // The MTU stands here since Linux 5.12, commit e1850ea9bd9e.
-        BPF_FIB_LKUP_RET_FRAG_NEEDED => Route::TooBig { mtu: fib.length_or_mtu },
+        // The MTU stands here since Linux 5.12, commit e1850ea9bd9e. Before, it is what was asked (seen on 5.10), which as an MTU
+        // would change nothing; 0 is the answer of a router that does not tell (RFC 1191, section 5): Linux goes on with 552 bytes.
+        BPF_FIB_LKUP_RET_FRAG_NEEDED => {
+            Route::TooBig { mtu: if fib.length_or_mtu == asked { 0 } else { fib.length_or_mtu } }
+        }
         _ => Route::None,
     }
 }
