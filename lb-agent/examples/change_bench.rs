@@ -11,7 +11,8 @@ use lb_agent::datapath::load::{self, Limits};
 use lb_agent::datapath::maps::Maps;
 use lb_agent::datapath::pins::Pins;
 use lb_agent::model::{EndpointSlice, ServiceName};
-use lb_agent::node::interfaces::{self, RoleOptions, Roles};
+use lb_agent::node::interfaces;
+use lb_agent::node::roles::{self, RoleOptions, Roles};
 use lb_agent::node::{connect, return_path, sysctl};
 use lb_agent::policy::extend::Options;
 use lb_agent::policy::sample;
@@ -122,7 +123,7 @@ struct Change {
 impl Agent {
     async fn look_at_node(&mut self) -> Result<Roles> {
         let interfaces = interfaces::list(&self.reconciler.netlink).await?;
-        let roles = interfaces::find_roles(&interfaces, &self.roles)?;
+        let roles = roles::find(&self.reconciler.netlink, &interfaces, &self.roles).await??;
         self.reconciler.node(&roles).await?;
         Ok(roles)
     }

@@ -703,6 +703,9 @@ mod tests {
         Route { destination, via: via.parse().unwrap(), device, protocol }
     }
 
+    /// Name, devices, routes, and what is found: kind, pods, overlay.
+    type Found<'a> = (&'a str, Vec<Interface>, &'a [Route], Network, &'a str, &'a str);
+
     const BOOT: u8 = 3;
     const BIRD: u8 = 12;
 
@@ -793,7 +796,7 @@ mod tests {
         let to_n2 = [route("10.244.2.0/24", "192.0.2.2", 2, BOOT)];
         let by_bird = [route("10.1.2.0/26", "192.0.2.2", 2, BIRD)];
         let calico = || mk(3, "vxlan.calico", Kind::Vxlan, &["10.1.1.0"]);
-        let rows: [(&str, Vec<Interface>, &[Route], Network, &str, &str); 7] = [
+        let rows: [Found<'_>; 7] = [
             ("flannel", with([flannel(), cni0()]), &[], Network::Tunnelled, "cni0", "flannel.1"),
             ("no pod yet", with([flannel()]), &[], Network::Tunnelled, "none", "flannel.1"),
             ("host-gw", with([cni0()]), &to_n2, Network::Routed, "cni0", "eth0"),

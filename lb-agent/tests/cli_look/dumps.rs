@@ -6,8 +6,9 @@ use lb_agent::datapath::maps::NAMES;
 use lb_common::addr::{Ipv4, Mac, Port, Protocol};
 use lb_common::backend::{Backend, BackendState};
 use lb_common::flow::{Flow, Path, Reply, State};
+use lb_common::fragment::{Fragment, FragmentKey, Hook};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
-use lb_common::interface::Interface;
+use lb_common::interface::{Interface, InterfaceSlot};
 use lb_common::reason::Reason;
 use lb_common::service::{Service, ServiceKey};
 use lb_common::sieve::Bit;
@@ -38,6 +39,15 @@ fn example() -> Datapath {
     maps.replies.insert(&key([10, 32, 1, 1], 8080, client, 40_001), &reply).unwrap();
     let marked = Reply::mark(7, State::Opening, LAST_SEEN);
     maps.handshake_replies.insert(&key([10, 32, 1, 1], 8080, client, 40_003), &marked).unwrap();
+    let fragments = FragmentKey::new(
+        (Ipv4::new(client), Ipv4::new(address)),
+        Protocol::UDP,
+        [0x12, 0x34],
+        Hook::ingress(Interface::UPLINK),
+    );
+    let (ports, left) = ((Port::new(40_004), Port::new(53)), (Ipv4::new(client), Ipv4::new([10, 32, 1, 1])));
+    let first = Fragment::new(ports, left, 251, Reason::ForwardStack, LAST_SEEN);
+    maps.fragments.insert(&fragments, &first).unwrap();
     maps.holders.insert(&Mac::new([2, 10, 32, 0, 0, 2]), &Holder::new(Ipv4::new([10, 32, 0, 2]), 7)).unwrap();
     let mut holders = EndpointHolders::default();
     holders.insert(EndpointHolders::SELF);
@@ -82,7 +92,8 @@ fn web() -> ServiceKey {
 fn entry(datapath: &Datapath, map: &str) -> String {
     let index = match map {
         "rings" => return ring(datapath),
-        "interfaces" | "backends" | "service_stats" => 1,
+        "interfaces" => InterfaceSlot::places(1).next().unwrap() as usize,
+        "backends" | "service_stats" => 1,
         "sieve" => Bit::of_service(&web()).word as usize,
         "outcomes" => Reason::ForwardStack.number() as usize,
         _ => 0,

@@ -42,7 +42,10 @@ fn a_node_that_lacks_something_fails_with_advice() {
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.starts_with("VERDICT  CHECK  "), "{table}");
     assert!(table.contains("fail     devices  "), "{table}");
-    assert!(table.contains("\n    see above, or name them with --uplink, --pods-device and"), "{table}");
+    assert!(
+        table.contains("\n    see above, or name them with --cni, --uplink, --pods-device and"),
+        "{table}"
+    );
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("checks failed: the agent would not work on this node"), "{said}");
 }

@@ -23,7 +23,9 @@ pub(crate) struct Bed {
     _servers: Vec<Server>,
     agents: Vec<Process>,
     /// By the number of their node.
-    pods: BTreeMap<u8, Pod>,
+    pub(crate) pods: BTreeMap<u8, Pod>,
+    /// Pods that serve nobody, likewise.
+    pub(crate) clients: BTreeMap<u8, Pod>,
     pub(crate) testbed: Testbed,
 }
 
@@ -34,6 +36,8 @@ impl Bed {
         let testbed = Testbed::new(Options { agent, ..kind.options.clone() })?;
         let pod = |node| Ok((node, testbed.add_pod(node, &format!("pod-{node}"))?));
         let pods = [1, 2].into_iter().map(pod).collect::<Result<BTreeMap<_, _>>>()?;
+        let client = |node| Ok((node, testbed.add_pod(node, &format!("client-{node}"))?));
+        let clients = [1, 2, 3].into_iter().map(client).collect::<Result<BTreeMap<_, _>>>()?;
         let servers = pods.values().map(Server::start).collect::<Result<_>>()?;
         for place in Place::ALL {
             let (name, port) = place.service();
@@ -48,7 +52,7 @@ impl Bed {
         let words = [&["--period=1", "--max-endpoints=500"], &tables[..], kind.words].concat();
         let agents = testbed.nodes().iter().map(|node| testbed.start_agent(node.number(), &words));
         let agents = agents.collect::<Result<_>>()?;
-        let mut bed = Self { agents, _servers: servers, pods, testbed };
+        let mut bed = Self { agents, _servers: servers, pods, clients, testbed };
         bed.await_serving()?;
         Ok(bed)
     }

@@ -33,13 +33,25 @@ pub(crate) enum Source {
     /// The client itself: its address and its port.
     Itself,
     /// This address, with a port that somebody has allocated.
-    #[expect(dead_code, reason = "for clients inside the cluster, whose source is rewritten")]
     Address(Ipv4Addr),
 }
 
 /// All who connect. Each is a row per network.
-pub(crate) const CLIENTS: [Client; 1] =
-    [Client { name: "outside", host: |bed, _| bed.testbed.client(), source: |_, _| Source::Itself }];
+pub(crate) const CLIENTS: [Client; 8] = [
+    Client { name: "outside", host: |bed, _| bed.testbed.client(), source: |_, _| Source::Itself },
+    inside("pod of holder", |bed, _| &bed.clients[&1]),
+    inside("pod of other", |bed, _| &bed.clients[&2]),
+    inside("pod of third", |bed, _| &bed.clients[&3]),
+    inside("the backend", |bed, place| &bed.pods[&place.nodes()[0]]),
+    inside("holder", |bed, _| bed.testbed.node(1)),
+    inside("other node", |bed, _| bed.testbed.node(2)),
+    inside("third node", |bed, _| bed.testbed.node(3)),
+];
+
+/// Answers to clients inside the cluster would not always pass the holder, so pods see its overlay address.
+const fn inside(name: &'static str, host: fn(&Bed, Place) -> &Host) -> Client {
+    Client { name, host, source: |bed, _| Source::Address(bed.testbed.node(1).overlay()) }
+}
 
 impl Place {
     pub(crate) const ALL: [Self; 3] = [Self::Holder, Self::Other, Self::Both];

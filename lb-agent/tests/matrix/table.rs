@@ -24,13 +24,13 @@ pub(crate) struct Row {
 
 pub(crate) fn draw(rows: &[Row]) -> String {
     let width = rows.iter().map(|row| row.network.len()).max().unwrap_or(0);
-    let mut text = format!("\n{:width$} {:12}", "network", "client");
+    let mut text = format!("\n{:width$} {:14}", "network", "client");
     // Writing to a String cannot fail.
     for (place, protocol) in columns() {
         let _ = write!(text, " {:>19}", format!("{} {}", protocol.name(), place.name()));
     }
     for Row { network, client, outcomes, .. } in rows {
-        let _ = write!(text, "\n{network:width$} {client:12}");
+        let _ = write!(text, "\n{network:width$} {client:14}");
         for outcome in outcomes {
             let word = match outcome {
                 Outcome::Right => "ok",

@@ -21,6 +21,7 @@ mod counters;
 mod devices;
 mod endpoints;
 mod explain;
+mod fragments;
 mod holders;
 mod moving;
 mod networks;

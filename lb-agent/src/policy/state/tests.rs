@@ -309,3 +309,51 @@ fn one_endpoint_is_a_change_of_its_service_alone() {
     assert_eq!(delta.services.len(), 1);
     assert!(!delta.holders && !delta.problems);
 }
+
+/// The sample's first node holds all addresses. Cut off, the second gets no forwards, and the first's are not recognised
+/// there; when they are neighbours again, all is as before.
+#[test]
+fn what_cannot_be_reached_is_left_out_and_comes_back() {
+    let cluster = crate::policy::sample::cluster(20, 4);
+    let mut store = Store::default();
+    let objects = Objects {
+        nodes: cluster.nodes.into_iter().map(|node| (node, None)).collect(),
+        services: cluster.services,
+        slices: cluster.slices,
+        ignored: 0,
+    };
+    store.replace(objects);
+    for (own, far) in [("node-1", "node-2"), ("node-2", "node-1")] {
+        let mut state = State::new(own, Options::default());
+        state.update(&store, Changes::Everything);
+        let near = Answers::of(&state);
+
+        let others = store.nodes().filter(|node| node.name != far).filter_map(|node| node.weave_ip);
+        let networks = others.map(|address| (address, 32)).collect();
+        assert!(state.set_reach(Reach::Networks { device: "eth0".to_owned(), networks }));
+        let delta = state.update(&store, Changes::Everything);
+        let cut = Answers::of(&state);
+        let backends = |answers: &Answers| {
+            answers.services.values().map(|service| service.backends.len()).collect::<Vec<_>>()
+        };
+        if own == "node-1" {
+            // Of four endpoints of each Service, the second runs there.
+            assert_eq!((backends(&near), backends(&cut)), (vec![4; 20], vec![3; 20]));
+            assert_eq!((delta.services.len(), delta.endpoints.len()), (20, 20));
+        } else {
+            assert_eq!((near.holders.len(), near.endpoints.len()), (1, 20));
+            assert_eq!((cut.holders.len(), cut.endpoints.len(), delta.holders), (0, 0, true));
+        }
+        assert!(delta.problems, "{own}");
+        assert!(
+            matches!(cut.problems.as_slice(), [one] if one.contains(far) && one.contains(own)),
+            "{:?}",
+            cut.problems
+        );
+
+        assert!(state.set_reach(Reach::Everybody));
+        assert!(!state.set_reach(Reach::Everybody), "once more is no change");
+        state.update(&store, Changes::Everything);
+        assert!(Answers::of(&state) == near, "{own}");
+    }
+}

@@ -8,7 +8,7 @@ use lb_common::flow::{Flow, Path, Reply, State};
 use lb_common::holder::EndpointHolders;
 use lb_common::reason::Reason;
 
-fn node(lab: &mut Lab) {
+pub(super) fn node(lab: &mut Lab) {
     lab.holder(HOLDER);
     lab.holder(HOLDER_2);
     both(lab);
@@ -25,11 +25,11 @@ fn second_only(lab: &mut Lab) {
 }
 
 /// As the holder sends it.
-fn forward() -> Frame {
+pub(super) fn forward() -> Frame {
     Frame::tcp(CLIENT, LOCAL).source_mac(HOLDER.0).ttl(63)
 }
 
-fn answer() -> Frame {
+pub(super) fn answer() -> Frame {
     Frame::tcp(LOCAL, CLIENT).seq(5000)
 }
 

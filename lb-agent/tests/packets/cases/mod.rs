@@ -4,11 +4,14 @@ pub(crate) mod backends;
 pub(crate) mod collision;
 pub(crate) mod egress;
 pub(crate) mod foreign;
+pub(crate) mod fragment;
 pub(crate) mod full;
 pub(crate) mod holder;
 pub(crate) mod icmp;
+pub(crate) mod mss;
 pub(crate) mod refuse;
 pub(crate) mod route;
+pub(crate) mod shared_uplink;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
