@@ -49,6 +49,10 @@ pub struct Node {
     /// The hardware address of its overlay device: source of its forwards.
     #[serde(rename = "weaveMAC")]
     pub weave_mac: Option<HardwareAddress>,
+    /// The networks that its pods get their addresses from (`spec.podCIDRs`), with the lengths of their prefixes. Not all
+    /// CNIs keep to them.
+    #[serde(skip)]
+    pub pod_networks: Vec<(Ipv4Addr, u8)>,
 }
 
 /// A hardware address of 6, 8 or 20 bytes, written with colons.

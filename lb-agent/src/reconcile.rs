@@ -5,7 +5,7 @@ use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::plan::{self, Comparison, Observed, Operation, Rest};
 use crate::node::return_path::Way;
-use crate::node::roles::Roles;
+use crate::node::roles::{LOOPBACK, Roles};
 use crate::node::{nft, return_path, sysctl};
 use crate::policy::extend::HolderWanted;
 use crate::policy::marks;
@@ -16,6 +16,7 @@ use lb_common::backend::BackendState;
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::mark::MAX_HOLDERS;
+use lb_common::masquerade::{Network, Own};
 use lb_common::service::ServiceKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -86,6 +87,9 @@ pub struct Reconciler {
     marked: BTreeMap<String, (Mac, Holder)>,
     /// The holders to which the way back is in place; `None` until it is, and again when something on the node changed.
     way_back: Option<BTreeMap<Mac, Holder>>,
+    /// Who is inside the cluster, as the maps have it; `None` until it is looked at, and again when something on the node
+    /// changed.
+    inside: Option<BTreeSet<Network>>,
     /// Of what is noted with what the maps hold.
     comparison: Comparison,
     /// The marks of holders that left, and the number of sweeps when that was noticed.
@@ -116,6 +120,7 @@ impl Reconciler {
             left_out: BTreeMap::new(),
             marked: BTreeMap::new(),
             way_back: None,
+            inside: None,
             comparison: Comparison::default(),
             leaving: BTreeMap::new(),
             is_tidy: false,
@@ -184,6 +189,14 @@ impl Reconciler {
         if nft::ensure(&nft::Table::wanted(self.return_path.mark_shift, untracked)?).await?.is_some() {
             info!("wrote the nftables table {}", nft::TABLE.to_string_lossy());
         }
+        for change in self.sysctls.open_loopback()? {
+            info!(%change, "changed a sysctl, since answers to the node's own processes must pass; cleanup restores it");
+        }
+        let own = Own { overlay: roles.overlay_address.into() };
+        if self.maps.inside.own()? != own {
+            self.maps.inside.set_own(own)?;
+        }
+        self.inside = None;
         // Roles before programs: a packet on an interface without a role is nobody's.
         let operations = plan::interfaces(&wanted_interfaces(roles), self.observed()?);
         self.apply(&operations)?;
@@ -205,6 +218,7 @@ impl Reconciler {
         roles: &Roles,
         busy: &Busy,
     ) -> Result<bool, ReconcileError> {
+        self.note_inside(policy.inside())?;
         self.take_up(policy, delta)?;
         let holders = self.mark(policy.holders(), busy)?;
         let known = self.known(&holders, busy)?;
@@ -221,6 +235,22 @@ impl Reconciler {
     /// What is left out of what is wanted, for people.
     pub fn problems(&self) -> impl Iterator<Item = &str> {
         self.left_out.values().flatten().map(String::as_str)
+    }
+
+    /// Who is inside the cluster, before a port is served to them.
+    fn note_inside(&mut self, wanted: &BTreeSet<Network>) -> Result<(), MapsError> {
+        if self.inside.as_ref() == Some(wanted) {
+            return Ok(());
+        }
+        let known = self.maps.inside.networks()?;
+        for network in wanted.difference(&known) {
+            self.maps.inside.insert(*network)?;
+        }
+        for network in known.difference(wanted) {
+            self.maps.inside.remove(*network)?;
+        }
+        self.inside = Some(wanted.clone());
+        Ok(())
     }
 
     /// Adds to what is due.
@@ -444,6 +474,7 @@ fn wanted_interfaces(roles: &Roles) -> BTreeMap<u32, Interface> {
             *entry = entry.and(role);
         }
     }
+    interfaces.insert(LOOPBACK, Interface::NODE);
     interfaces
 }
 

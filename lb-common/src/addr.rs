@@ -37,6 +37,12 @@ impl Ipv4 {
         self.octets
     }
 
+    /// The opposite of [`Ipv4::to_ne`].
+    #[inline(always)]
+    pub const fn from_ne(word: u32) -> Self {
+        Self { octets: word.to_ne_bytes() }
+    }
+
     /// The four bytes read as one native integer, without conversion: for hashing and checksum differences.
     #[inline(always)]
     pub const fn to_ne(self) -> u32 {

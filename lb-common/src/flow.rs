@@ -386,6 +386,12 @@ impl Reply {
         Some(Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes })
     }
 
+    /// The way that was kept last, whether it still holds or not.
+    #[inline(always)]
+    pub const fn last_way(&self) -> Way {
+        Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes }
+    }
+
     /// Keeps the way until the next second.
     #[inline(always)]
     pub const fn set_way(&mut self, way: Way) {

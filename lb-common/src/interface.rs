@@ -39,6 +39,14 @@ impl Interface {
     pub const fn is(self, role: Self) -> bool {
         self.roles & role.roles == role.roles
     }
+
+    /// All of them, one bit each.
+    #[inline(always)]
+    pub const fn bits(self) -> u8 {
+        #[expect(clippy::cast_possible_truncation, reason = "there are three roles")]
+        let bits = self.roles as u8;
+        bits
+    }
 }
 
 /// Value of the `interfaces` map: a small hash table with open addressing, laid over an array.

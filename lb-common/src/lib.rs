@@ -17,6 +17,7 @@ pub mod clock;
 pub mod config;
 pub mod counters;
 pub mod flow;
+pub mod fragment;
 pub mod holder;
 pub mod interface;
 pub mod limits;

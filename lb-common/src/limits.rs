@@ -7,6 +7,8 @@
 pub const FLOWS: u32 = 1_000_000;
 /// Connections in the middle of a handshake (two entries each). Allocated at load; the least recently used goes first.
 pub const HANDSHAKES: u32 = 65_536;
+/// Datagrams in fragments, on their way (see [`crate::fragment`]). Allocated at load; the least recently used goes first.
+pub const FRAGMENTS: u32 = 16_384;
 /// Served ports.
 pub const SERVICES: u32 = 10_000;
 /// Backend slots, one for each endpoint of each served port, draining ones included.

@@ -126,9 +126,10 @@ mod tests {
 
     #[test]
     fn every_port_comes_and_none_beside_them() {
-        let ports: BTreeSet<u16> = core::iter::successors(Some(first_port(u32::MAX)), |port| Some(next_port(*port)))
-            .take(PORTS.into())
-            .collect();
+        let ports: BTreeSet<u16> =
+            core::iter::successors(Some(first_port(u32::MAX)), |port| Some(next_port(*port)))
+                .take(PORTS.into())
+                .collect();
         assert_eq!(ports.len(), usize::from(PORTS));
         assert!(ports.iter().all(|port| is_port(Port::new(*port))));
         let others = (0..=u16::MAX).filter(|port| is_port(Port::new(*port))).count();

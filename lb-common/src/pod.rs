@@ -2,7 +2,9 @@
 
 #[cfg(feature = "user")]
 mod user {
-    use crate::{addr, backend, config, counters, flow, holder, interface, masquerade, service, way};
+    use crate::{
+        addr, backend, config, counters, flow, fragment, holder, interface, masquerade, service, way,
+    };
 
     macro_rules! pod {
         ($($t:ty),* $(,)?) => {
@@ -23,6 +25,8 @@ mod user {
         flow::Flow,
         flow::FlowKey,
         flow::Reply,
+        fragment::Fragment,
+        fragment::FragmentKey,
         holder::EndpointHolders,
         holder::EndpointKey,
         holder::Holder,

@@ -77,7 +77,7 @@ reasons! {
     21 PassSynAck Pass "pass_syn_ack" "A SYN-ACK to a served port without a flow: the answer to a connection that this node masqueraded; never one to a backend."
     22 PassFinished Pass "pass_finished" "Egress of a packet that ingress has already translated and redirected."
     23 PassReplyToStack Pass "pass_reply_to_stack" "A backend's answer that the stack routes first (egress translates it), or tells the pod to be too big."
-    24 PassFragment Pass "pass_fragment" "A later fragment: its ports are not known, so neither is whose it is. The first one of what is ours is dropped."
+    24 PassFragment Pass "pass_fragment" "A later fragment whose first one was not ours, or has not come before it: the stack never gets the first one of what is ours, so nobody gets the rest."
     25 PassUnknownInterface Pass "pass_unknown_interface" "On an interface without a role: the agent has not written it yet, or it was replaced."
 
     32 RejectNoEndpoint Reject "reject_no_endpoint" "No endpoint of the service is ready."
@@ -88,7 +88,7 @@ reasons! {
     37 RejectUnknownSource Reject "reject_unknown_source" "From inside the cluster, in the middle of a connection that this node has not seen the beginning of: its source cannot be guessed."
     38 RejectNoPort Reject "reject_no_port" "From inside the cluster: every source port that was tried for it is taken, or there is no room for another."
 
-    48 DropFragment Drop "drop_fragment" "The first fragment of a packet to a served port, or of an answer from one: fragments are not carried yet."
+    48 DropFragment Drop "drop_fragment" "A later fragment whose first one was refused or dropped, or whose connection has gone since."
     49 DropTtl Drop "drop_ttl" "The time to live would reach zero."
     50 DropNoRoute Drop "drop_no_route" "The kernel has no route to the backend or back to the client."
     51 DropRewrite Drop "drop_rewrite" "The kernel refused a change of the packet after the first byte was changed."

@@ -14,6 +14,11 @@ pub struct Way {
     pub passes: u16,
 }
 
+impl Way {
+    /// Nowhere: nothing passes.
+    pub const NONE: Self = Self { interface: 0, next_hop: Ipv4::new([0; 4]), passes: 0 };
+}
+
 /// Value of the `ways` map, index = backend id: the way to a backend, for the rest of the second in which the kernel was
 /// asked, so that a changed route is followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -49,6 +54,15 @@ impl BackendWay {
             return None;
         }
         Some(Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes })
+    }
+
+    /// The way that was kept last for what the slot has in `generation`, whether it still holds or not.
+    #[inline(always)]
+    pub const fn recent(&self, generation: u32) -> Way {
+        if self.generation != generation {
+            return Way::NONE;
+        }
+        Way { interface: self.interface, next_hop: self.next_hop, passes: self.passes }
     }
 
     /// The way that was kept last, whether it still holds or not: for people.

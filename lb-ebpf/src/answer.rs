@@ -94,12 +94,20 @@ fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Re
         };
         parsed.client = client;
     }
-    if let Some(way) = found.entry.way(forward::wire_length(packet, parsed)) {
+    if !reply.is_masqueraded()
+        && let Some(way) = found.entry.way(forward::wire_length(packet, parsed))
+    {
         return redirect(parsed, reply, way);
     }
     match forward::route(packet, parsed, reply.address, parsed.client.address) {
         forward::Route::Via(way) => {
             found.entry.set_way(way);
+            // This packet has established the connection, perhaps: there the way is not known yet.
+            if !found.is_established
+                && let Some(entry) = reply::established(&parsed.key)
+            {
+                entry.set_way(way);
+            }
             redirect(parsed, reply, way)
         }
         // The stack tells the pod, in the pod's terms: the packet has not been translated yet.
@@ -109,7 +117,6 @@ fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Re
         // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
         forward::Route::Local if reply.is_masqueraded() => {
-            found.entry.set_way(forward::TO_SELF);
             redirect(parsed, reply, forward::TO_SELF)
         }
         forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),
@@ -140,9 +147,6 @@ fn plan(reply: &Reply, exit: Exit, reason: Reason) -> Plan {
 /// Brings the flow up to date. A reply whose flow is gone is an index without an owner.
 #[inline(always)]
 fn follow(parsed: &Parsed, found: &Found, reply: &Reply) -> Step<()> {
-    if parsed.ip.is_fragment() {
-        return drop(Reason::DropFragment);
-    }
     let now = clock::now();
     if found.is_established {
         // The reply's own clock spares the flow table a look-up for every packet of one second.

@@ -26,6 +26,12 @@ pub(crate) fn way(id: u32, generation: u32, now: u32, length: u16) -> Option<Way
     WAYS.get(id)?.way(generation, now, length)
 }
 
+/// The way that the kernel named last, if it is not long ago: for a packet that belongs to one that has just gone there.
+#[inline(always)]
+pub(crate) fn recent_way(id: u32, generation: u32) -> Way {
+    WAYS.get(id).map_or(Way::NONE, |kept| kept.recent(generation))
+}
+
 /// Keeps the way until the next second.
 #[inline(always)]
 pub(crate) fn set_way(id: u32, generation: u32, now: u32, way: Way) {

@@ -1,11 +1,15 @@
 //! Where a packet goes next: the kernel's routes and neighbours, or the stack.
 
-use crate::{config, outcome::TC_ACT_REDIRECT, packet::Packet, parse::Parsed};
+use crate::{config, outcome::TC_ACT_REDIRECT, packet::Packet, parse::Parsed, scratch};
 use aya_ebpf::{
     bindings::{BPF_F_INGRESS, bpf_fib_lookup as FibLookup, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
     helpers::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh},
 };
-use lb_common::{addr::Ipv4, mark, way::Way};
+use lb_common::{
+    addr::{Ipv4, Protocol},
+    mark,
+    way::Way,
+};
 
 const AF_INET: u8 = 2;
 
@@ -34,8 +38,9 @@ struct FibParams {
     destination_or_next_hop: Ipv4,
     destination_rest: u32,
     destination_end: u64,
-    vlan_and_smac: u64,
-    smac_and_dmac: u64,
+    vlan: u32,
+    source_mac: [u16; 3],
+    destination_mac: [u16; 3],
 }
 
 const _: () = assert!(size_of::<FibParams>() == size_of::<FibLookup>());
@@ -59,37 +64,78 @@ pub(crate) const TO_SELF: Way = Way { interface: 1, next_hop: Ipv4::UNSPECIFIED,
 /// Asks the kernel for the way from `source` to `destination`, as if the packet had come in with these addresses.
 #[inline(always)]
 pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destination: Ipv4) -> Route {
+    let question = Question {
+        protocol: parsed.key.protocol,
+        tos: parsed.ip.tos,
+        length: wire_length(packet, parsed),
+        source,
+        destination,
+    };
+    ask(packet, &question)
+}
+
+/// The MTU of the device on the way from `source` to `destination`, in bytes of an IP packet, if it is less than the largest
+/// packet. The question is about that one, since only "too big" is answered with the MTU whether there is a neighbour or not
+/// (Linux 6.18). A kernel before 5.12 does not say it: the answer is the largest packet then.
+#[inline(always)]
+pub(crate) fn mtu(packet: &Packet<'_>, source: Ipv4, destination: Ipv4) -> Option<u16> {
+    let question = Question { protocol: Protocol::TCP, tos: 0, length: u16::MAX, source, destination };
+    match ask(packet, &question) {
+        Route::TooBig { mtu } => Some(mtu),
+        Route::Via(_) | Route::Local | Route::None => None,
+    }
+}
+
+/// What the way may depend on.
+struct Question {
+    protocol: Protocol,
+    tos: u8,
+    /// Bytes of an IP packet.
+    length: u16,
+    source: Ipv4,
+    destination: Ipv4,
+}
+
+#[inline(always)]
+fn ask(packet: &Packet<'_>, question: &Question) -> Route {
     let mut fib = FibParams {
         family: AF_INET,
-        l4_protocol: parsed.key.protocol.number(),
+        l4_protocol: question.protocol.number(),
         ports: 0,
         ports_too: 0,
-        length_or_mtu: wire_length(packet, parsed),
+        length_or_mtu: question.length,
         interface: packet.interface(),
-        tos: parsed.ip.tos,
+        tos: question.tos,
         zero: 0,
         zeros: 0,
-        source,
+        source: question.source,
         source_rest: 0,
         source_end: 0,
-        destination_or_next_hop: destination,
+        destination_or_next_hop: question.destination,
         destination_rest: 0,
         destination_end: 0,
-        vlan_and_smac: 0,
-        smac_and_dmac: 0,
+        vlan: 0,
+        source_mac: [0; 3],
+        destination_mac: [0; 3],
     };
     // LLVM makes one call of `memset` of the zeros at the end, a loop over bytes; a volatile store in their middle
     // keeps them single stores.
     // SAFETY: a field of a local.
-    unsafe { (&raw mut fib.vlan_and_smac).write_volatile(0) };
+    unsafe { (&raw mut fib.vlan).write_volatile(0) };
     // SAFETY: the struct has the size and layout that the helper expects.
-    match unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) } {
+    let found = unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) };
+    if found == BPF_FIB_LKUP_RET_SUCCESS {
+        scratch::keep_ethernet(fib.destination_mac, fib.source_mac);
+    } else {
+        scratch::keep_ethernet([0; 3], [0; 3]);
+    }
+    match found {
         // Without a neighbour entry the rest of the answer is complete; `bpf_redirect_neigh` resolves it.
         BPF_FIB_LKUP_RET_SUCCESS | BPF_FIB_LKUP_RET_NO_NEIGH => {
             Route::Via(Way {
                 interface: fib.interface,
                 next_hop: fib.destination_or_next_hop,
-                // The MTU; or, from a kernel before 5.12 and without a neighbour, the length that was asked about.
+                // The MTU; without a neighbour, the length that was asked about.
                 passes: fib.length_or_mtu,
             })
         }

@@ -5,12 +5,7 @@ use aya_ebpf::{
     btf_maps::{Array, LpmTrie, lpm_trie::Key},
     macros::btf_map,
 };
-use lb_common::{
-    addr::Ipv4,
-    interface::Interface,
-    limits,
-    masquerade::Own,
-};
+use lb_common::{addr::Ipv4, interface::Interface, limits, masquerade::Own};
 
 #[btf_map(name = "inside")]
 static INSIDE: LpmTrie<Ipv4, u32, { limits::INSIDE as usize }> = LpmTrie::new();
@@ -21,8 +16,7 @@ static OWN: Array<Own, 1> = Array::new();
 /// Whether a client is. Behind an uplink its address tells; nobody else is behind the other interfaces.
 #[inline(always)]
 pub(crate) fn is_inside(source: Ipv4, roles: Interface) -> bool {
-    roles.is_inside()
-        || (sieve::may_be_inside(source) && INSIDE.get(&Key::new(Ipv4::BITS, source)).is_some())
+    roles.is_inside() || (sieve::may_be_inside(source) && INSIDE.get(&Key::new(Ipv4::BITS, source)).is_some())
 }
 
 /// This node's overlay address, where answers of pods find their way to.

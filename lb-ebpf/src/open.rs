@@ -39,7 +39,7 @@ pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed) -> Step<Option<Co
         return ControlFlow::Continue(None);
     }
     let now = clock::now();
-    let entry = if parsed.ip.is_fragment() { None } else { flow::established(parsed, now) };
+    let entry = flow::established(parsed, now);
     // While its backend serves, the Service need not be looked up.
     if let Some(entry) = &entry
         && let Some(connection) = established(parsed, entry, now)
@@ -72,9 +72,6 @@ fn of_service(
     is_orphan: bool,
     now: u32,
 ) -> Step<Connection> {
-    if parsed.ip.is_fragment() {
-        return drop(Reason::DropFragment);
-    }
     if is_orphan {
         flow::forget(&parsed.key);
         if !begins(parsed) {

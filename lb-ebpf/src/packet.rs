@@ -98,6 +98,38 @@ impl<'a> Packet<'a> {
         self.ctx.set_mark(mark);
     }
 
+    /// Keeps something in the packet's control block, which is the traffic control hooks' own, while this program runs. `None`
+    /// must be kept before [`Packet::kept`] is asked: others leave there what they like.
+    #[inline(always)]
+    pub(crate) fn keep(&self, words: Option<[u32; 4]>) {
+        let skb = self.skb();
+        // SAFETY: as in `len`; a TC program may write this field.
+        unsafe {
+            (*skb).cb[4] = u32::from(words.is_some());
+            if let Some([a, b, c, d]) = words {
+                (*skb).cb[0] = a;
+                (*skb).cb[1] = b;
+                (*skb).cb[2] = c;
+                (*skb).cb[3] = d;
+            }
+        }
+    }
+
+    /// Whether something is kept.
+    #[inline(always)]
+    pub(crate) fn keeps(&self) -> bool {
+        // SAFETY: as in `len`.
+        unsafe { (*self.skb()).cb[4] != 0 }
+    }
+
+    /// What is kept.
+    #[inline(always)]
+    pub(crate) fn kept(&self) -> [u32; 4] {
+        let skb = self.skb();
+        // SAFETY: as in `len`.
+        unsafe { [(*skb).cb[0], (*skb).cb[1], (*skb).cb[2], (*skb).cb[3]] }
+    }
+
     /// Copies `T` out of the linear part. `None` where it does not reach that far.
     #[inline(always)]
     pub(crate) fn read<T: Copy>(&self, offset: usize) -> Option<T> {

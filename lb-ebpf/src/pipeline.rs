@@ -1,7 +1,7 @@
 //! The walk of a packet, as a list of steps.
 
 use crate::{
-    account, answer, backend, config, forward, holder, icmp, interface, masquerade,
+    account, answer, backend, config, forward, fragment, holder, icmp, interface, masquerade,
     open::{self, Connection},
     outcome::{End, Outcome, Step, drop, pass, too_big},
     packet::Packet,
@@ -13,6 +13,7 @@ use core::ops::ControlFlow;
 use lb_common::{
     backend::Backend,
     flow::{Path, Side},
+    fragment::Hook,
     interface::Interface,
     mark,
     reason::Reason,
@@ -38,7 +39,7 @@ pub(crate) fn egress(packet: &Packet<'_>) -> Outcome {
 fn ended(walk: Step<Outcome>) -> Outcome {
     match walk {
         ControlFlow::Continue(outcome) | ControlFlow::Break(End::Outcome(outcome)) => outcome,
-        // Refusals end in `commit`, which has the parsed packet.
+        // Refusals end in `carried_out`, which has the parsed packet.
         ControlFlow::Break(End::Refusal(refusal)) => Outcome::Dropped(refusal.reason),
     }
 }
@@ -50,9 +51,20 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
         return icmp::coming(packet, roles);
     }
     let parsed = scratch::keep(parse(packet)?)?;
-    if parsed.ip.is_later_fragment() {
-        return pass(Reason::PassFragment);
+    packet.keep(None);
+    if parsed.ip.is_fragment() {
+        fragment::begin(packet, Hook::ingress(roles))?;
     }
+    let outcome = ended(walk_in_whole(packet, parsed, roles));
+    if packet.keeps() {
+        fragment::note(packet.skb(), outcome.reason());
+    }
+    ControlFlow::Continue(outcome)
+}
+
+/// A packet with all its headers.
+#[inline(always)]
+fn walk_in_whole(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Outcome> {
     if roles.is(Interface::OVERLAY) {
         holder::recognise(packet, parsed, roles)?;
     }
@@ -84,11 +96,15 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
             return icmp::leaving(packet);
         }
         let mut parsed = parse(packet)?;
-        if parsed.ip.is_later_fragment() {
-            return pass(Reason::PassFragment);
+        packet.keep(None);
+        if parsed.ip.is_fragment() {
+            fragment::begin(packet, Hook::EGRESS)?;
         }
-        let plan = answer::leaving(&mut parsed)?;
-        return ControlFlow::Continue(plan::commit(packet, &parsed, &plan));
+        let outcome = ended(leave_whole(packet, &mut parsed));
+        if packet.keeps() {
+            fragment::note(packet.skb(), outcome.reason());
+        }
+        return ControlFlow::Continue(outcome);
     }
     // A marked answer leaves by the bridge that it came in on, and so the stack tells the pod of a shorter way. The pod
     // would remember it for the client, whichever holder its next connection comes through.
@@ -96,6 +112,13 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
         return drop(Reason::DropIcmpRedirect);
     }
     pass(Reason::PassForeign)
+}
+
+/// A packet with all its headers, out of the uplink.
+#[inline(always)]
+fn leave_whole(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Outcome> {
+    let plan = answer::leaving(parsed)?;
+    ControlFlow::Continue(plan::commit(packet, parsed, &plan))
 }
 
 /// A packet to a served port goes to a backend, or is refused; never to a socket of this node. Another may be an answer.
@@ -136,7 +159,10 @@ fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> 
         return through_stack(backend);
     }
     let length = forward::wire_length(packet, parsed);
-    if let Some(way) = backend::way(connection.id, backend.generation, connection.now, length) {
+    // A masqueraded packet needs the Ethernet addresses too.
+    if !parsed.is_masqueraded()
+        && let Some(way) = backend::way(connection.id, backend.generation, connection.now, length)
+    {
         return redirect(parsed, backend, way);
     }
     match forward::route(packet, parsed, parsed.key.source, backend.address) {

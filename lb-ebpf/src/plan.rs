@@ -1,6 +1,12 @@
 //! What is to become of a packet that is forwarded, decided before its first byte changes, and the commit.
 
-use crate::{account, config, forward, outcome::Outcome, packet::Packet, parse::Parsed, rewrite};
+use crate::{
+    account, config, forward, mss,
+    outcome::Outcome,
+    packet::Packet,
+    parse::{Parsed, Tcp},
+    rewrite,
+};
 use lb_common::{
     addr::{Ipv4, Port},
     flow::Side,
@@ -19,6 +25,17 @@ pub(crate) struct Plan {
     pub(crate) service: u32,
     pub(crate) exit: Exit,
     pub(crate) reason: Reason,
+}
+
+impl Plan {
+    /// The backend's address.
+    #[inline(always)]
+    fn backend(&self, parsed: &Parsed) -> Ipv4 {
+        match self.end {
+            Side::Client => self.address,
+            Side::Backend => parsed.key.source,
+        }
+    }
 }
 
 /// How it leaves. Every field always has a value: an enum with data would leave some of a register's bits undefined
@@ -60,6 +77,9 @@ pub(crate) fn commit(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> Outco
         Side::Backend => account::packet_out(plan.service, parsed),
     }
     if !rewrite::apply(packet, parsed, plan) {
+        return Outcome::Dropped(Reason::DropRewrite);
+    }
+    if parsed.tcp.has(Tcp::SYN) && !mss::clamp(packet.skb(), plan.backend(parsed).to_ne()) {
         return Outcome::Dropped(Reason::DropRewrite);
     }
     leave(packet, plan.exit, plan.reason)

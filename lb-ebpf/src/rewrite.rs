@@ -4,6 +4,7 @@ use crate::{
     packet::{ETH_LEN, IPV4_LEN, Packet},
     parse::{Ip, Parsed},
     plan::Plan,
+    scratch,
 };
 use aya_ebpf::helpers::{bpf_csum_update, bpf_l4_csum_replace};
 use lb_common::{
@@ -80,13 +81,22 @@ pub(crate) fn apply(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> bool {
     let mut change = end.change();
     if is_masqueraded {
         change = change.and(other.change());
-        if !other.write(packet, parsed) {
+        if !other.write(packet, parsed) || !write_ethernet(packet) {
             return false;
         }
     }
     write_sum(packet, parsed, change, is_masqueraded)
         && write_ip(packet, &parsed.ip, change.address, plan.exit.counts_hop())
         && end.write(packet, parsed)
+}
+
+/// The Ethernet addresses that the kernel is about to write. Where a device has summed up the packet, `bpf_redirect_neigh`
+/// counts the header that is there before, and a pod's veth takes off the one that is there then (seen on Linux 6.18): the
+/// pod drops what does not agree. Packets to clients outside leave the machine, and those to a local backend go through the
+/// stack, which forgets that sum.
+#[inline(always)]
+fn write_ethernet(packet: &Packet<'_>) -> bool {
+    scratch::ethernet().is_none_or(|ethernet| packet.write(0, ethernet))
 }
 
 /// The client's end: as it was, unless the connection is masqueraded.
@@ -163,6 +173,16 @@ fn write_port(packet: &Packet<'_>, parsed: &Parsed, port: Port, port_at: usize) 
     } else {
         packet.store(parsed.ip.l4_offset() + port_at as u32, &port)
     }
+}
+
+/// Gives a packet without a transport header other addresses: `old` and `new` source and destination. False as in [`apply`].
+#[inline(always)]
+pub(crate) fn addresses(packet: &Packet<'_>, ip: &Ip, old: (Ipv4, Ipv4), new: (Ipv4, Ipv4), counts_hop: bool) -> bool {
+    let source = difference(old.0.to_ne(), new.0.to_ne());
+    let destination = difference(old.1.to_ne(), new.1.to_ne());
+    write_ip(packet, ip, carried(source, destination), counts_hop)
+        && packet.write(SOURCE, new.0)
+        && packet.write(DESTINATION, new.1)
 }
 
 /// The IP checksum after a change of an address, whose `difference` is given, and, where the packet does not meet the stack,

@@ -12,7 +12,10 @@ use lb_common::{
 /// `BPF_F_INNER_MAP` (Linux 5.10, commit 4a8f87e60f6d): the outer map takes inner maps of any size.
 const BPF_F_INNER_MAP: usize = 0x1000;
 
-type Ring = Array<RingPlace, { maglev::MAX_RING as usize }, BPF_F_INNER_MAP>;
+/// A word for each [`RingPlace`]. Not the struct: from Linux 5.15 to 6.2 an inner map whose BTF names a struct is no equal of
+/// those without BTF, which the agent makes, and the outer map refuses them (EINVAL; seen on 6.1: `timer_off` is ENOENT in
+/// one and EINVAL in the other, and `bpf_map_meta_equal` compares it).
+type Ring = Array<u64, { maglev::MAX_RING as usize }, BPF_F_INNER_MAP>;
 
 #[btf_map(name = "rings")]
 static RINGS: ArrayOfMaps<Ring, { limits::SERVICES as usize }> = ArrayOfMaps::new();
@@ -44,7 +47,7 @@ impl Table {
 /// Both halves of a place in one load, as the agent stores them.
 #[inline(always)]
 fn place(service: u32, index: u32) -> Option<RingPlace> {
-    let place = core::ptr::from_ref(RINGS.get_value(service, &index)?);
-    // SAFETY: a value of the map, of this size, aligned to eight bytes as every value of a map is.
-    Some(RingPlace::from_word(unsafe { place.cast::<u64>().read_volatile() }))
+    let word = core::ptr::from_ref(RINGS.get_value(service, &index)?);
+    // SAFETY: a value of the map, aligned to eight bytes as every value of a map is.
+    Some(RingPlace::from_word(unsafe { word.read_volatile() }))
 }

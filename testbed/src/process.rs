@@ -24,8 +24,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` with its output added to `log`.
-    pub(crate) fn start(label: String, mut command: Command, log: PathBuf) -> Result<Self> {
+    /// Starts `command` with its output added to `log`. `label` names it in errors.
+    ///
+    /// # Errors
+    /// When it cannot be run, or the log cannot be written.
+    pub fn start(label: String, mut command: Command, log: PathBuf) -> Result<Self> {
         let output = File::options().create(true).append(true).open(&log)?;
         let program = command.get_program().to_owned();
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);

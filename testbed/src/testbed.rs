@@ -156,15 +156,24 @@ impl Testbed {
         Ok(host)
     }
 
-    /// Gives an address from one node to another, and makes the router send it there.
+    /// Gives a node an address, and makes the router send it there.
+    ///
+    /// # Errors
+    /// When the node holds it already.
+    pub fn add_address(&self, address: Ipv4Addr, node: u8) -> Result<()> {
+        let node = self.node(node);
+        node.ip(&format!("addr add {address}/32 dev {}", node.held_on()))?;
+        self.outside.redirect(address, node)
+    }
+
+    /// Gives an address from one node to another.
     ///
     /// # Errors
     /// When `from` does not hold it.
     pub fn move_address(&self, address: Ipv4Addr, from: u8, to: u8) -> Result<()> {
-        let (from, to) = (self.node(from), self.node(to));
+        let from = self.node(from);
         from.ip(&format!("addr del {address}/32 dev {}", from.held_on()))?;
-        to.ip(&format!("addr add {address}/32 dev {}", to.held_on()))?;
-        self.outside.redirect(address, to)
+        self.add_address(address, to)
     }
 
     /// Where the agent of a node pins its maps and programs: `--bpffs`.

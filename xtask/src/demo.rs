@@ -4,9 +4,8 @@ mod cluster;
 mod kubernetes;
 mod stage;
 
-use crate::{build, setup, sh};
+use crate::{build, setup, sh, topology};
 use anyhow::Result;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use cluster::{Cluster, Manifests};
 use kubernetes::Kubernetes;
 use nix::unistd::geteuid;
@@ -27,16 +26,11 @@ pub(crate) struct Args {
     #[arg(long)]
     kubernetes: bool,
     /// The network between the pods
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = topologies())]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = topology::by_name())]
     topology: Topology,
     /// Show this agent, instead of building one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
-}
-
-/// All names, which `--help` lists.
-fn topologies() -> impl TypedValueParser<Value = Topology> {
-    PossibleValuesParser::new(Topology::ALL.map(Topology::name)).try_map(|name| name.parse::<Topology>())
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {

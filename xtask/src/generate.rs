@@ -8,6 +8,7 @@ use lb_common::backend::Backend;
 use lb_common::clock::Second;
 use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
+use lb_common::fragment::{Fragment, FragmentKey};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::InterfaceSlot;
 use lb_common::limits;
@@ -150,7 +151,7 @@ fn maps() -> Result<String> {
          other numbers are in the machine's order. Instants are seconds since boot (`CLOCK_MONOTONIC`). Fields called \
          `zero` are spare. The types are in `lb-common/src`. Limits are the defaults; a pinned map keeps the limit that \
          it was made with. A full table refuses the new and \
-         keeps the old; the two LRU tables let the least recently used go.\n\n\
+         keeps the old; the LRU tables let the least recently used go.\n\n\
          | map | kind | limit | memory |\n| --- | --- | ---: | --- |\n"
     );
     let maps = all_maps();
@@ -303,6 +304,21 @@ fn all_maps() -> Vec<Map> {
             limit: limits::HANDSHAKES,
             memory: Memory::Whole { bytes: 6_816_640 },
             more: "The other half of `handshakes`.",
+        },
+        Map {
+            name: "fragments",
+            kind: "LRU hash",
+            key: "what the fragments of one datagram have in common: addresses, identification, protocol, and where they are \
+                  seen: `hook` is 0 where they leave, else the roles of the interface that they come in by.",
+            key_bytes: size_of::<FragmentKey>(),
+            value: "of the first fragment: the addresses and our byte of the mark that it left with, the ports that it came with, \
+                    the reason's number, and when.",
+            value_bytes: size_of::<Fragment>(),
+            limit: limits::FRAGMENTS,
+            memory: Memory::Whole { bytes: 1_704_832 },
+            more: "The later fragments, which have no ports, go after the first one for up to two seconds. When it is full the \
+                   least recently used goes, and what follows is left to the stack, which never gets the first fragment of \
+                   what is ours.",
         },
         Map {
             name: "holders",

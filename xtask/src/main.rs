@@ -11,6 +11,8 @@ mod manifests;
 mod setup;
 mod sh;
 mod test;
+mod topology;
+mod vm;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ enum Command {
     Image(image::Args),
     /// Every test, as root (asks for sudo if need be)
     Test,
+    /// The tests that depend on the kernel, on Debian's kernels from 5.10 to the newest, emulated by qemu
+    Vm(vm::Args),
     /// Three nodes, a client outside, real servers in pods: what the load balancer does, in about a minute
     Demo(demo::Args),
     /// What it costs: each number beside its goal, as a table and as target/bench/*.json
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args),
         Command::Image(args) => image::run(args),
         Command::Test => test::run(),
+        Command::Vm(args) => vm::run(&args),
         Command::Demo(args) => demo::run(args),
         Command::Bench(args) => bench::run(args),
     };

@@ -28,6 +28,14 @@ pub(crate) fn workspace() -> &'static Path {
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(workspace());
+    // What `cargo run` has set is about xtask: build scripts that look at it would run anew each time, and all that is built on
+    // them be compiled anew.
+    for (name, _) in env::vars_os() {
+        let of_xtask = ["CARGO_MANIFEST_", "CARGO_PKG_", "CARGO_BIN_", "CARGO_CRATE_"];
+        if name.to_str().is_some_and(|name| of_xtask.iter().any(|prefix| name.starts_with(prefix))) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

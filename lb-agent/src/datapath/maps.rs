@@ -12,6 +12,7 @@ use lb_common::addr::Mac;
 use lb_common::backend::Backend;
 use lb_common::counters::Outcome;
 use lb_common::flow::{Flow, FlowKey, Reply};
+use lb_common::fragment::{Fragment, FragmentKey};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::masquerade::{Client, Masquerade, MasqueradedKey};
 use lb_common::reason::Reason;
@@ -24,7 +25,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 
 /// Every map of the program.
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "interfaces",
     "sieve",
     "services",
@@ -35,6 +36,7 @@ pub const NAMES: [&str; 20] = [
     "handshakes",
     "replies",
     "handshake_replies",
+    "fragments",
     "masquerades",
     "masqueraded",
     "inside",
@@ -203,6 +205,8 @@ pub struct Maps {
     pub replies: Table<FlowKey, Reply>,
     /// Handshakes by the backend's tuple.
     pub handshake_replies: Table<FlowKey, Reply>,
+    /// Datagrams in fragments.
+    pub fragments: Table<FragmentKey, Fragment>,
     /// Source ports of clients inside the cluster, by the client's tuple.
     pub masquerades: Table<FlowKey, Masquerade>,
     /// Whose those ports are.
@@ -251,6 +255,7 @@ impl Maps {
             handshakes: table("handshakes", &mut map)?,
             replies: table("replies", &mut map)?,
             handshake_replies: table("handshake_replies", &mut map)?,
+            fragments: table("fragments", &mut map)?,
             masquerades: table("masquerades", &mut map)?,
             masqueraded: table("masqueraded", &mut map)?,
             inside: Inside::new(map("inside")?, map("own")?, sieve.clone()),

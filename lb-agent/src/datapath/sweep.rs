@@ -9,6 +9,7 @@ use lb_common::backend::Backend;
 use lb_common::config::Timeouts;
 use lb_common::flow::{Flow, FlowKey, Reply, ReplyKind, State};
 use lb_common::mark::MAX_HOLDERS;
+use lb_common::masquerade::{Client, Masquerade, MasqueradedKey};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long a flow whose backend is gone stays after its last packet, in seconds. Where not the backend has gone but the
@@ -27,6 +28,8 @@ pub struct Swept {
     pub removed_flows: u64,
     /// Replies removed.
     pub removed_replies: u64,
+    /// Source ports of clients inside the cluster that came free.
+    pub removed_masquerades: u64,
     /// Marks that connections still carry.
     pub marks: BTreeSet<u8>,
     /// Entries that stay in the tables that are too large to be counted at each scrape, by table.
@@ -65,6 +68,7 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
             swept.marks.insert(reply.mark);
         }
     }
+    sweep_masquerades(maps, timeouts, now, &mut swept)?;
     // Nobody takes these away but newer ones; one whose time is over carries nothing any more.
     let handshake_replies = maps.handshake_replies.list()?;
     swept.entries = [
@@ -72,6 +76,7 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
         ("replies", replies - swept.removed_replies),
         ("handshakes", count(maps.handshakes.list()?.len())),
         ("handshake_replies", count(handshake_replies.len())),
+        ("masquerades", count(maps.masquerades.list()?.len())),
         ("endpoints", count(maps.endpoints.list()?.len())),
     ]
     .into();
@@ -84,6 +89,38 @@ pub fn sweep(maps: &mut Maps, timeouts: &Timeouts, now: u32) -> Result<Swept, Ma
     // What is read back from a map may be anything.
     swept.marks.retain(|mark| (1..=MAX_HOLDERS).contains(mark));
     Ok(swept)
+}
+
+/// A source port goes with its connection. The connection is noted a moment after the port was given to it, in the same run
+/// of the program, so whatever port is read here has it by the time that it is looked for.
+fn sweep_masquerades(
+    maps: &mut Maps,
+    timeouts: &Timeouts,
+    now: u32,
+    swept: &mut Swept,
+) -> Result<(), MapsError> {
+    let overlay = maps.inside.own()?.overlay;
+    for (key, Masquerade { port, .. }) in maps.masquerades.list()? {
+        let connection = FlowKey::new(overlay, port, key.destination, key.destination_port, key.protocol);
+        let owned = MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol);
+        let owner = Client::new(key.source, key.source_port);
+        let is_owner = maps.masqueraded.get(&owned)? == Some(owner);
+        if is_owner && is_connected(maps, &connection, timeouts, now)? {
+            continue;
+        }
+        maps.masquerades.remove(&key)?;
+        if is_owner {
+            maps.masqueraded.remove(&owned)?;
+        }
+        swept.removed_masquerades += 1;
+    }
+    Ok(())
+}
+
+fn is_connected(maps: &Maps, key: &FlowKey, timeouts: &Timeouts, now: u32) -> Result<bool, MapsError> {
+    // In this order: a connection goes from one to the other.
+    let is_live = |flow: &Flow| !is_idle(key.protocol, flow.state(), flow.last_seen, timeouts, now);
+    Ok(maps.handshakes.get(key)?.is_some_and(|flow| is_live(&flow)) || maps.flows.get(key)?.is_some())
 }
 
 fn is_over(key: &FlowKey, flow: &Flow, backends: &[Backend], timeouts: &Timeouts, now: u32) -> bool {

@@ -108,6 +108,9 @@ pub struct Roles {
     pub overlay_mac: [u8; 6],
 }
 
+/// `lo`, which every network namespace has, at this index. The node's own packets to its own addresses pass it.
+pub const LOOPBACK: u32 = 1;
+
 impl Roles {
     /// Every device once, with any role, and the programs that it runs.
     pub fn devices(&self) -> Vec<Device> {
@@ -118,9 +121,12 @@ impl Roles {
             Network::Tunnelled | Network::Routed => &Direction::ALL[..],
         };
         let overlay = self.overlay.iter().map(|device| (device, directions));
+        // What leaves by it comes in again at once.
+        let loopback = Device { index: LOOPBACK, name: "lo".to_owned(), directions: &[Direction::Ingress] };
         let mut devices: Vec<Device> = both
             .chain(overlay)
             .map(|(device, directions)| Device { index: device.index, name: device.name.clone(), directions })
+            .chain([loopback])
             .collect();
         // A device that has another role beside that of a port comes first, with both programs.
         devices.sort_by_key(|device| device.index);

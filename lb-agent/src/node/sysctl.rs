@@ -102,6 +102,10 @@ fn rp_filter_key(device: &str) -> String {
     format!("net/ipv4/conf/{device}/rp_filter")
 }
 
+fn accept_local_key(device: &str) -> String {
+    format!("net/ipv4/conf/{device}/accept_local")
+}
+
 fn read_number(key: &str) -> Result<u8, Error> {
     let value = read(key)?;
     value.parse().map_err(|_| Error::Value { key: key.to_owned(), value })
@@ -191,16 +195,33 @@ impl Record {
                 continue;
             }
             // 2 is the larger of 1 and 2, so it holds whatever `all` says.
-            let key = rp_filter_key(device);
-            let (from, to) = (read(&key)?, LOOSE.to_string());
-            let mut entries = self.load()?;
-            entries.insert(key.clone(), Entry { original: from.clone(), ours: to.clone() });
-            // First the record: if we are stopped between the two, there is nothing to restore, and restore sees that.
-            self.save(&entries)?;
-            self.write(&key, &to)?;
-            changes.push(Change { key, from, to });
+            changes.push(self.change(rp_filter_key(device), LOOSE)?);
         }
         Ok(changes)
+    }
+
+    /// Lets packets from this node's own addresses come in on `lo`: answers to its own processes, which packets put there.
+    /// No other host's packet comes in on it.
+    ///
+    /// # Errors
+    /// As for [`Record::loosen`].
+    pub fn open_loopback(&self) -> Result<Vec<Change>, Error> {
+        let mut changes = self.loosen(&["lo"])?;
+        let accepts = |device| read_number(&accept_local_key(device));
+        if accepts("all")?.max(accepts("lo")?) == 0 {
+            changes.push(self.change(accept_local_key("lo"), 1)?);
+        }
+        Ok(changes)
+    }
+
+    fn change(&self, key: String, to: u8) -> Result<Change, Error> {
+        let (from, to) = (read(&key)?, to.to_string());
+        let mut entries = self.load()?;
+        entries.insert(key.clone(), Entry { original: from.clone(), ours: to.clone() });
+        // First the record: if we are stopped between the two, there is nothing to restore, and restore sees that.
+        self.save(&entries)?;
+        self.write(&key, &to)?;
+        Ok(Change { key, from, to })
     }
 
     /// Puts back what was changed and still is as we left it, and removes the record; says what was changed.

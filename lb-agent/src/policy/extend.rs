@@ -10,6 +10,7 @@ use lb_common::addr::{Port, Protocol};
 use lb_common::backend::BackendState;
 use lb_common::holder::EndpointKey;
 use lb_common::mark::MAX_HOLDERS;
+use lb_common::masquerade::Network;
 use lb_common::service::ServiceKey;
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -228,6 +229,18 @@ pub(super) struct Recognition {
     pub(super) problems: Vec<(Option<String>, String)>,
 }
 
+/// Who is inside the cluster: a client with such an address may be where an answer to it would not pass this node.
+pub(super) fn inside(nodes: &[Node]) -> BTreeSet<Network> {
+    let hosts = nodes.iter().flat_map(|node| node.addresses.iter().chain(&node.weave_ip)).map(|a| (*a, 32));
+    let networks = nodes.iter().flat_map(|node| node.pod_networks.iter().copied());
+    hosts.chain(networks).map(network).collect()
+}
+
+fn network((address, prefix): (Ipv4Addr, u8)) -> Network {
+    let mask = u32::MAX.checked_shl(u32::from(32 - prefix.min(32))).unwrap_or(0);
+    Network { prefix: prefix.into(), address: Ipv4Addr::from_bits(address.to_bits() & mask).into() }
+}
+
 /// Tells apart the other nodes that forward something, given by name. One without an overlay is left out:
 /// [`super::compute()`] reports it.
 pub(super) fn recognise<'a>(nodes: impl Iterator<Item = &'a Node>) -> Recognition {
@@ -350,6 +363,7 @@ mod tests {
 
     fn mk_node(name: &str, address: Ipv4Addr, mac: u8) -> Node {
         Node {
+            pod_networks: Vec::new(),
             name: name.to_owned(),
             addresses: vec![address],
             weave_ip: Some(Ipv4Addr::new(10, 32, 0, mac)),

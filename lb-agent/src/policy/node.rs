@@ -41,9 +41,25 @@ impl AnnotationError {
 ///
 /// After an error the node holds what stood before it: addresses in front of a bad one, and no overlay.
 pub fn parse(object: &core::Node) -> (Node, Option<AnnotationError>) {
-    let mut node = Node { name: object.metadata.name.clone().unwrap_or_default(), ..Node::default() };
+    let mut node = Node {
+        name: object.metadata.name.clone().unwrap_or_default(),
+        pod_networks: pod_networks(object),
+        ..Node::default()
+    };
     let error = read_annotations(object, &mut node).err();
     (node, error)
+}
+
+/// The IPv4 ones. What is not a network counts for nothing: it comes from the API server, which checks it.
+fn pod_networks(object: &core::Node) -> Vec<(Ipv4Addr, u8)> {
+    let networks = object.spec.iter().filter_map(|spec| spec.pod_cidrs.as_ref()).flatten();
+    networks.filter_map(|network| parse_network(network)).collect()
+}
+
+fn parse_network(text: &str) -> Option<(Ipv4Addr, u8)> {
+    let (address, prefix) = text.split_once('/')?;
+    let prefix = prefix.parse().ok().filter(|prefix| *prefix <= 32)?;
+    Some((parse_ipv4(address)?, prefix))
 }
 
 fn read_annotations(object: &core::Node, node: &mut Node) -> Result<(), AnnotationError> {

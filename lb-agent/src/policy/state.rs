@@ -13,6 +13,7 @@ use crate::model::{EndpointSlice, Node, Service, ServiceName, Status};
 use crate::source::store::{Changes, Store};
 use lb_common::addr::Port;
 use lb_common::holder::EndpointKey;
+use lb_common::masquerade::Network;
 use lb_common::service::ServiceKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -40,6 +41,7 @@ pub struct State {
     endpoints: BTreeMap<EndpointKey, Expected>,
     service_problems: BTreeMap<ServiceName, Vec<String>>,
     node_problems: BTreeMap<String, Vec<String>>,
+    inside: BTreeSet<Network>,
 }
 
 /// Which answers are, or may be, others than before.
@@ -171,6 +173,7 @@ impl State {
             Changes::Services(names) => names,
             Changes::Everything => {
                 self.holders = Holders::of(store.nodes());
+                self.inside = extend::inside(self.holders.nodes());
                 let far = self.holders.nodes().iter().filter(|node| self.unreachable_problem(node).is_some());
                 self.unreachable = far.map(|node| node.name.clone()).collect();
                 unsettled.nodes = true;
@@ -219,6 +222,11 @@ impl State {
     /// wrongly. None clears the status. `corrects_ip_mode` is false where the API server is known to drop it.
     pub fn writes(&self, corrects_ip_mode: bool) -> impl Iterator<Item = (&ServiceName, Option<Ipv4Addr>)> {
         status::writes(&self.statuses, &self.beside, corrects_ip_mode)
+    }
+
+    /// Who is inside the cluster, as far as addresses tell: nodes, and the networks of pods.
+    pub fn inside(&self) -> &BTreeSet<Network> {
+        &self.inside
     }
 
     /// What an operator should hear about: Services first, then nodes.

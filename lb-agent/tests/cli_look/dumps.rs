@@ -6,6 +6,7 @@ use lb_agent::datapath::maps::NAMES;
 use lb_common::addr::{Ipv4, Mac, Port, Protocol};
 use lb_common::backend::{Backend, BackendState};
 use lb_common::flow::{Flow, Path, Reply, State};
+use lb_common::fragment::{Fragment, FragmentKey, Hook};
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::{Interface, InterfaceSlot};
 use lb_common::reason::Reason;
@@ -38,6 +39,15 @@ fn example() -> Datapath {
     maps.replies.insert(&key([10, 32, 1, 1], 8080, client, 40_001), &reply).unwrap();
     let marked = Reply::mark(7, State::Opening, LAST_SEEN);
     maps.handshake_replies.insert(&key([10, 32, 1, 1], 8080, client, 40_003), &marked).unwrap();
+    let fragments = FragmentKey::new(
+        (Ipv4::new(client), Ipv4::new(address)),
+        Protocol::UDP,
+        [0x12, 0x34],
+        Hook::ingress(Interface::UPLINK),
+    );
+    let (ports, left) = ((Port::new(40_004), Port::new(53)), (Ipv4::new(client), Ipv4::new([10, 32, 1, 1])));
+    let first = Fragment::new(ports, left, 251, Reason::ForwardStack, LAST_SEEN);
+    maps.fragments.insert(&fragments, &first).unwrap();
     maps.holders.insert(&Mac::new([2, 10, 32, 0, 0, 2]), &Holder::new(Ipv4::new([10, 32, 0, 2]), 7)).unwrap();
     let mut holders = EndpointHolders::default();
     holders.insert(EndpointHolders::SELF);

@@ -25,6 +25,12 @@ fn is_icmp(frame: &[u8]) -> bool {
     frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&1)
 }
 
+/// It has no ports to be asked about.
+fn is_later_fragment(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&[8, 0])
+        && frame.get(20..22).is_some_and(|offset| u16::from_be_bytes([offset[0], offset[1]]) & 0x1fff != 0)
+}
+
 /// Asks the sandbox before each packet, which then comes.
 fn foresee(case: &Case) -> Result<usize, String> {
     let mut lab = Lab::new(&case.config, &case.limits);
@@ -34,7 +40,7 @@ fn foresee(case: &Case) -> Result<usize, String> {
         match step {
             Step::Then(act) => act(&mut lab),
             // An error about a packet has no tuple of its own to be asked about.
-            Step::Send(send) if is_icmp(send.bytes()) => {
+            Step::Send(send) if is_icmp(send.bytes()) || is_later_fragment(send.bytes()) => {
                 send.run(&mut lab).map_err(|wrong| format!("step {number}: {wrong}"))?;
             }
             Step::Send(send) => {

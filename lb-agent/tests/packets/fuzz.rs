@@ -232,7 +232,8 @@ fn dress(random: &mut Rng, mut frame: Frame) -> Frame {
     }
     match random.u8(..12) {
         0 => frame.ip_options(&[1; 40][..4 * random.usize(1..=10)]),
-        1 if length.is_multiple_of(8) => frame.fragment(random.u16(..3), random.bool()),
+        // Few numbers, so that some follow one another.
+        1 if length.is_multiple_of(8) => frame.id(random.u16(..4)).fragment(random.u16(..3), random.bool()),
         _ => frame,
     }
 }
@@ -241,8 +242,12 @@ fn dress(random: &mut Rng, mut frame: Frame) -> Frame {
 fn checksums_are_right(frame: &[u8]) -> Option<bool> {
     let packet = frame.get(14..)?;
     let ip = Ipv4HeaderSlice::from_slice(packet).ok()?.to_header();
-    if frame[12..14] != [8, 0] || ip.is_fragmenting_payload() {
+    if frame[12..14] != [8, 0] {
         return None;
+    }
+    // The transport's is over all fragments.
+    if ip.is_fragmenting_payload() {
+        return Some(ip.header_checksum == ip.calc_header_checksum());
     }
     let payload = packet.get(ip.header_len()..usize::from(ip.total_len))?;
     let transport = match ip.protocol {
@@ -305,6 +310,11 @@ fn only_translated(before: &[u8], after: &[u8]) -> bool {
         return before.len() == after.len()
             && (0..before.len())
                 .all(|at| before[at] == after[at] || ours.iter().any(|part| part.contains(&at)));
+    }
+    if before[20] & 0x1f != 0 || before[21] != 0 {
+        // No ports, no other checksum.
+        return before.len() == after.len()
+            && (0..before.len()).all(|at| before[at] == after[at] || at == 22 || (24..34).contains(&at));
     }
     let checksum = l4 + if before[23] == 17 { 6 } else { 16 };
     let ours = |at: usize| {

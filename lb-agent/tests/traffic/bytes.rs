@@ -89,6 +89,23 @@ fn a_datagram_too_big_for_the_overlay_is_answered_with_its_mtu() {
     }
 }
 
+/// I4: the client's wire takes more than the overlay. Nobody has to be told so by ICMP.
+#[test]
+fn the_announced_segment_fits_the_overlay() {
+    let world = world();
+    for (node, name) in [(HOLDER, "local"), (2, "remote")] {
+        let pod = world.pod(node, name);
+        let _echo = Echo::tcp(&pod, 8080);
+        world.serve("web", Service::new("web", V).tcp(80, 8080), &[pod.endpoint()]);
+        let ends = [world.testbed.client().capture("eth0", "tcp"), pod.capture("eth0", "tcp")];
+        let ends = ends.map(Result::unwrap);
+        Talk::open(world.testbed.client(), at(V, 80)).unwrap().check("hello").unwrap();
+        let seen = ends.map(|end| end.finish().unwrap().field("tcp.flags.syn == 1", "tcp.options.mss_val").unwrap());
+        assert_eq!(seen[0], ["1460", "1410"], "{name}, at the client");
+        assert_eq!(seen[1], ["1410", "1410"], "{name}, at the pod");
+    }
+}
+
 /// A client behind a link that takes less than pods send, and nobody else knows it: the router tells the address, and the pod
 /// must hear of it. Otherwise the connection hangs after its handshake.
 #[test]

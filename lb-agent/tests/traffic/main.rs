@@ -14,11 +14,14 @@ mod echo;
 mod world;
 
 mod address;
+mod bad_line;
 mod bytes;
 mod collisions;
 mod counters;
+mod devices;
 mod endpoints;
 mod explain;
+mod fragments;
 mod holders;
 mod moving;
 mod networks;

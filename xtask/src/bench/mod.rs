@@ -11,7 +11,7 @@ mod packet;
 mod report;
 mod stats;
 
-use crate::{build, setup, sh};
+use crate::{build, setup, sh, topology};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use nix::unistd::geteuid;
@@ -19,12 +19,16 @@ use report::Report;
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;
+use testbed::Topology;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// What to measure; everything by default
     #[arg(value_enum)]
     parts: Vec<Part>,
+    /// The network between the pods, for `net`
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = topology::by_name())]
+    topology: Topology,
     /// Measure this agent and the examples beside it, instead of building them
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
@@ -60,7 +64,7 @@ impl Part {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let Args { parts, agent } = args;
+    let Args { parts, topology, agent } = args;
     let parts = if parts.is_empty() { Part::value_variants().to_vec() } else { parts };
     let agent = match agent {
         Some(agent) => agent,
@@ -72,20 +76,24 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }
     };
     if !geteuid().is_root() {
-        return again_as_root(&parts, agent);
+        return again_as_root(&parts, topology, agent);
     }
     let mut missed = Vec::new();
     for part in parts {
         let report = match part {
             Part::Packet => packet::run()?,
-            Part::Net => Report::new(net::run(&agent)?),
+            Part::Net => Report::new(net::run(&agent, topology)?),
             Part::Apply => Report::new(apply::run(&agent)?),
             Part::Change => Report::new(change::run(&agent)?),
             Part::Compute => Report::new(compute::run(&agent)?),
             Part::Memory => Report::new(memory::run(&agent)?),
         };
         print!("{}", report.table());
-        let file = report.write(part.name())?;
+        let name = match (part, topology) {
+            (Part::Net, topology) if topology != Topology::default() => format!("net-{topology}"),
+            (part, _) => part.name().to_owned(),
+        };
+        let file = report.write(&name)?;
         sh::say(&format!("as JSON: {}", file.display()));
         missed.extend(report.missed());
     }
@@ -94,10 +102,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 /// Only what follows needs root; what was built stays the user's.
-fn again_as_root(parts: &[Part], agent: PathBuf) -> Result<()> {
+fn again_as_root(parts: &[Part], topology: Topology, agent: PathBuf) -> Result<()> {
     sh::say("sudo: benches make network namespaces and load BPF programs");
     let mut command = Command::new("sudo");
     command.arg(env::current_exe()?).arg("bench").args(parts.iter().map(|part| part.name()));
-    command.arg("--agent").arg(agent);
+    command.args(["--topology", topology.name(), "--agent"]).arg(agent);
     sh::run(&mut command)
 }

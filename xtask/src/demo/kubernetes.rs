@@ -2,7 +2,7 @@
 
 use super::cluster::Cluster;
 use super::heading;
-use super::stage::{self, SOON, Stage, WEB};
+use super::stage::{self, SOON, Stage, WEB, home};
 use crate::sh;
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
@@ -110,11 +110,10 @@ impl Stage<Kubernetes> {
         self.cluster.plane.apply(&service.manifest())?;
         self.await_event("LoadBalancerProblem")?;
         self.cluster.show(&["describe", "service", "late"])?;
-        let node = self.testbed.node(3);
-        let order = format!("addr add {}/32 dev eth0", LATE.ip());
-        println!("\n{}$ ip {order}", node.name());
+        let node = home(&self.testbed, 3, 1);
+        println!("\nn{node}$ ip addr add {}/32 dev eth0", LATE.ip());
         let given = Instant::now();
-        node.ip(&order)?;
+        self.testbed.add_address(*LATE.ip(), node)?;
         let answer = wait::until("an answer", SOON, || http::get(self.testbed.client(), LATE, "/", SOON))?;
         println!("{answer} has answered a client after {} ms", given.elapsed().as_millis());
         self.await_event("LoadBalancerProblemOver")?;
@@ -154,7 +153,8 @@ impl Stage<Kubernetes> {
 
     /// Adds a pod behind the Service, and waits until it has answered.
     fn web_grows(&mut self, name: &str) -> Result<()> {
-        let new = stage::backend(&self.testbed, 2, name, |pod| server::http(pod, 8080))?;
+        let new =
+            stage::backend(&self.testbed, home(&self.testbed, 2, 1), name, |pod| server::http(pod, 8080))?;
         self.cluster.plane.add_pod(&new.pod, "web")?;
         let added = Instant::now();
         wait::until("its first answer", SOON, || {

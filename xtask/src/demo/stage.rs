@@ -47,10 +47,16 @@ impl<C: Cluster> Stage<C> {
     ) -> Result<Self> {
         sh::say(&format!("putting up three nodes with the network {topology}, pods and a client"));
         let testbed = Testbed::new(Options { topology, agent: Some(agent), ..Options::default() })?;
-        let web = [(1, "web-a"), (2, "web-b"), (3, "web-c"), (3, "web-d")]
-            .map(|(node, name)| backend(&testbed, node, name, |pod| server::http(pod, 8080)));
+        if topology == Topology::Routed {
+            println!(
+                "Each node is behind a router of its own: there, holders serve the pods of their own node."
+            );
+        }
+        let web = [(1, "web-a"), (2, "web-b"), (3, "web-c"), (3, "web-d")].map(|(node, name)| {
+            backend(&testbed, home(&testbed, node, 1), name, |pod| server::http(pod, 8080))
+        });
         let dns = [(1, "dns-a"), (3, "dns-b")]
-            .map(|(node, name)| backend(&testbed, node, name, |pod| server::dns(pod)));
+            .map(|(node, name)| backend(&testbed, home(&testbed, node, 2), name, |pod| server::dns(pod)));
         let web = web.into_iter().collect::<Result<Vec<_>>>()?;
         let dns = dns.into_iter().collect::<Result<Vec<_>>>()?;
 
@@ -277,6 +283,11 @@ impl<C: Cluster> Stage<C> {
     fn backends(&self) -> impl Iterator<Item = &Backend> {
         self.web.iter().chain(&self.dns)
     }
+}
+
+/// Where something of this node is put that a holder is to reach.
+pub(super) fn home(testbed: &Testbed, node: u8, holder: u8) -> u8 {
+    if testbed.topology() == Topology::Routed { holder } else { node }
 }
 
 pub(super) fn backend(

@@ -118,27 +118,6 @@ pub(crate) fn unknown_interface() -> Case {
         .send(crate::case::egress(Device::Stranger, syn()).passes(Reason::PassUnknownInterface))
 }
 
-/// The first fragment of what is ours is dropped, since the rest could not follow it; later ones cannot be told apart
-/// and are the stack's, which never gets a first one to join them to.
-pub(crate) fn fragments() -> Case {
-    let first = Frame::udp(CLIENT, SERVED).payload(&[0; 64]).fragment(0, true);
-    let later = Frame::protocol(17, CLIENT.0, SERVED.0).payload(&[0; 64]).fragment(9, false);
-    let middle = Frame::protocol(6, CLIENT.0, SERVED.0).payload(&[0; 64]).fragment(9, true);
-    let answer = Frame::udp(REMOTE, CLIENT).payload(&[0; 64]).fragment(0, true);
-    Case::new(remote)
-        .send(ingress(Device::Uplink, &first).dropped(Reason::DropFragment))
-        .send(ingress(Device::Uplink, &later).passes(Reason::PassFragment))
-        .send(ingress(Device::Uplink, &middle).passes(Reason::PassFragment))
-        // Nor is an answer sent by halves.
-        .goes_to(&Frame::udp(CLIENT, SERVED), REMOTE)
-        .send(ingress(Device::Overlay, &answer).dropped(Reason::DropFragment))
-        // A first fragment of what is not ours.
-        .send(
-            ingress(Device::Uplink, Frame::udp(CLIENT, (SERVED.0, 53)).payload(&[0; 64]).fragment(0, true))
-                .passes(Reason::PassForeign),
-        )
-}
-
 /// A8: the node's own connection from a served port: its packets are the node's.
 pub(crate) fn own_connection() -> Case {
     let keep = RefCell::new(None);

@@ -107,9 +107,10 @@ pub(crate) fn every_time_to_live() -> Case {
     case
 }
 
+/// From now on. The announcements in the handshake were others.
 fn narrow_overlay(lab: &mut Lab) {
-    remote(lab);
     sh("ip link set weave mtu 1376");
+    lab.forget_ways();
 }
 
 /// I4: the overlay's MTU is smaller than the wire's.
@@ -118,8 +119,9 @@ pub(crate) fn too_big_to_forward() -> Case {
     let fits = request().payload(&[0x2a; 1336]).dont_fragment();
     let datagram = Frame::udp(CLIENT, SERVED).payload(&[0x2a; 1400]).dont_fragment();
     let may_fragment = Frame::udp(CLIENT, SERVED).payload(&[0x2a; 1400]);
-    Case::new(narrow_overlay)
+    Case::new(remote)
         .established(REMOTE)
+        .then(narrow_overlay)
         // The way is known now, and how much passes.
         .goes_to(&request(), REMOTE)
         .send(
@@ -142,8 +144,9 @@ pub(crate) fn too_big_to_forward() -> Case {
 /// A GSO packet is larger than the MTU, its segments are not.
 pub(crate) fn segmented_later() -> Case {
     let big = request().payload(&[0x2a; 2672]).dont_fragment();
-    Case::new(narrow_overlay)
+    Case::new(remote)
         .established(REMOTE)
+        .then(narrow_overlay)
         .send(
             ingress(Device::Uplink, &big)
                 .gso_size(1336)

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use testbed::cluster::Service;
-use testbed::{Host, Options, Pod, Process, Testbed, wait};
+use testbed::{Host, Options, Pod, Process, Testbed, Topology, wait};
 
 /// Held by n1.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 101);
@@ -70,15 +70,17 @@ pub(super) struct Bed {
 
 impl Bed {
     /// With one service.
-    pub(super) fn build(variant: Variant, agent: &Path) -> Result<Self> {
-        let options = Options { br_netfilter: false, agent: Some(agent.to_owned()), ..Options::default() };
-        let testbed = Testbed::weave(options)?;
+    pub(super) fn build(variant: Variant, agent: &Path, topology: Topology) -> Result<Self> {
+        let agent = agent.to_owned();
+        let options =
+            Options { topology, br_netfilter: false, agent: Some(agent.clone()), ..Options::default() };
+        let testbed = Testbed::new(options)?;
         for node in testbed.nodes() {
             node.run(&["nft", "flush", "ruleset"])?;
         }
         let pod = testbed.add_pod(2, "server")?;
         let server = Server::start(&pod)?;
-        let bed = Self { variant, server, pod, services: 1, agent: agent.to_owned(), testbed };
+        let bed = Self { variant, server, pod, services: 1, agent, testbed };
         match variant {
             Variant::Plain => bed.route()?,
             Variant::EmptyProgram => {
@@ -178,11 +180,17 @@ impl Bed {
 
     /// For variants whose answers only routes lead back through n1.
     fn route(&self) -> Result<()> {
-        self.testbed.router().ip("route add 10.32.0.0/12 via 192.0.2.11")?;
-        let n2 = self.testbed.node(2);
-        // Else n2 would tell the pod of the shorter way.
-        n2.sysctls(&[("ipv4/conf/all/send_redirects", "0"), ("ipv4/conf/weave/send_redirects", "0")])?;
-        n2.ip(&format!("route add {}/32 via 10.32.0.1 dev weave", self.testbed.client_address()))
+        let (n1, n2) = (self.testbed.node(1), self.testbed.node(2));
+        // Else nodes would tell each other, or the pod, of the shorter way.
+        for node in [n1, n2] {
+            let devices = [Some("all"), Some(node.overlay_device()), node.pods_bridge()];
+            for device in devices.into_iter().flatten() {
+                node.sysctls(&[(&format!("ipv4/conf/{device}/send_redirects"), "0")])?;
+            }
+        }
+        let (pods, client) = (self.testbed.pod_network(), self.testbed.client_address());
+        self.testbed.router().ip(&format!("route add {pods} via {}", n1.address()))?;
+        n2.ip(&format!("route add {client}/32 via {} dev {} onlink", n1.overlay(), n2.overlay_device()))
     }
 
     /// That it does what its name says, with the client's address intact.
