@@ -299,7 +299,7 @@ pub(super) fn expected_forwards<'a>(
     })
 }
 
-/// The backends of one port that can be reached. An endpoint that is listed as ready and as not ready (in two slices,
+/// The backends of one port; those that cannot be reached get nothing new. An endpoint that is listed as ready and as not ready (in two slices,
 /// say) is ready.
 fn backends(
     self_name: &str,
@@ -312,14 +312,16 @@ fn backends(
     let is_near = |endpoint: &SliceEndpoint| {
         endpoint.node_name.as_deref().is_none_or(|node| !unreachable.contains(node))
     };
-    let listed = index::endpoints(slices, port).filter(|(_, endpoint)| is_near(endpoint));
-    let listed: Vec<_> = listed.filter_map(|(p, e)| Some((number(p)?, e))).collect();
-    let none_ready = !listed.iter().any(|(_, endpoint)| endpoint.conditions.is_ready());
+    let listed: Vec<_> = index::endpoints(slices, port).filter_map(|(p, e)| Some((number(p)?, e))).collect();
+    let none_ready = !listed.iter().any(|(_, endpoint)| endpoint.conditions.is_ready() && is_near(endpoint));
     let fallback = options.terminating_fallback && none_ready;
     let mut found: BTreeMap<(Ipv4Addr, u16), (WantedState, bool)> = BTreeMap::new();
     for (port, endpoint) in listed {
-        let state =
-            if service.deleting { WantedState::Draining } else { state(endpoint.conditions, fallback) };
+        let state = if service.deleting || !is_near(endpoint) {
+            WantedState::Draining
+        } else {
+            state(endpoint.conditions, fallback)
+        };
         let local = endpoint.node_name.as_deref() == Some(self_name);
         for address in &endpoint.addresses {
             let known = found.entry((*address, port)).or_insert((state, local));

@@ -174,7 +174,8 @@ impl State {
             Changes::Everything => {
                 self.holders = Holders::of(store.nodes());
                 self.inside = extend::inside(self.holders.nodes());
-                let far = self.holders.nodes().iter().filter(|node| self.unreachable_problem(node).is_some());
+                let far =
+                    self.holders.nodes().iter().filter(|node| !self.reach.includes(node, &self.self_name));
                 self.unreachable = far.map(|node| node.name.clone()).collect();
                 unsettled.nodes = true;
                 self.asks.keys().chain(store.services().map(|(name, _)| name)).cloned().collect()
