@@ -174,7 +174,11 @@ fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection)
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
-        forward::Route::Local if parsed.is_masqueraded() => redirect(parsed, backend, forward::TO_SELF),
+        forward::Route::Local if parsed.is_masqueraded() => {
+            // A datagram is answered from the address that it came from, where that is this node's own.
+            parsed.outer = backend.address;
+            redirect(parsed, backend, forward::TO_SELF)
+        }
         // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
         // is reached by the stack alone.
         forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),
