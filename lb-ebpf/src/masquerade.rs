@@ -48,8 +48,7 @@ static MASQUERADED: HashMap<
 #[inline(always)]
 pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<()> {
     if !sieve::may_be_served(&parsed.key)
-        || parsed.key.source.is_loopback()
-        || !inside::is_inside(parsed.key.source, roles)
+        || !(parsed.key.source.is_loopback() || inside::is_inside(parsed.key.source, roles))
     {
         return ControlFlow::Continue(());
     }
@@ -59,13 +58,16 @@ pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface
     if service::find(&parsed.key).is_none() {
         return ControlFlow::Continue(());
     }
+    if parsed.key.source.is_loopback() {
+        return pass(Reason::PassLoopback);
+    }
     if parsed.tcp.is_syn_ack() {
         return pass(Reason::PassSynAck);
     }
     if !parsed.is_udp() && !parsed.tcp.is_opening() {
         return stray(packet, parsed);
     }
-    let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoRing) };
+    let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoOverlay) };
     match allot(&Wish { key: parsed.key, overlay, now: crate::clock::now() }) {
         0 => refuse(Reason::RejectNoPort),
         port => change(parsed, Port::new(port)),
@@ -80,6 +82,17 @@ pub(crate) fn client(key: &FlowKey, reply: &Reply) -> Option<Client> {
     unsafe { MASQUERADED.get(key) }.copied()
 }
 
+/// The tuple by which a client's connection is known: another than its own if its client is inside the cluster.
+#[inline(always)]
+pub(crate) fn known_as(key: &FlowKey) -> FlowKey {
+    match (known(key), inside::overlay()) {
+        (Some(port), Some(overlay)) => {
+            FlowKey::new(overlay, port, key.destination, key.destination_port, key.protocol)
+        }
+        _ => *key,
+    }
+}
+
 /// A packet in the middle of a connection that this node has not seen the beginning of.
 #[inline(always)]
 fn stray(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
@@ -92,7 +105,7 @@ fn stray(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
 /// The tuple of the connection as backends see it.
 #[inline(always)]
 fn change(parsed: &mut Parsed, port: Port) -> Step<()> {
-    let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoRing) };
+    let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoOverlay) };
     parsed.masquerade(overlay, port);
     ControlFlow::Continue(())
 }
