@@ -43,6 +43,7 @@ fn service(port: u16) -> WantedService {
         port: 8080,
         state: WantedState::Active,
         local: false,
+        masqueraded: false,
     };
     WantedService {
         namespace: "default".to_owned(),

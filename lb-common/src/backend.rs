@@ -39,6 +39,7 @@ impl Backend {
     const ACTIVE: u8 = 1;
     const DRAINING: u8 = 2;
     const LOCAL: u8 = 1;
+    const MASQUERADED: u8 = 2;
 
     /// A slot in use.
     pub fn new(
@@ -52,6 +53,13 @@ impl Backend {
         let mut backend = Self { generation, service, address, port, state: 0, flags: u8::from(local) };
         backend.set_state(state);
         backend
+    }
+
+    /// The same, but for whoever connects the source is replaced: see [`Backend::is_masqueraded`].
+    #[must_use]
+    pub fn masqueraded(mut self, is_masqueraded: bool) -> Self {
+        self.flags = self.flags & !Self::MASQUERADED | if is_masqueraded { Self::MASQUERADED } else { 0 };
+        self
     }
 
     /// The state; a number that this version does not know counts as absent.
@@ -90,6 +98,13 @@ impl Backend {
     #[inline(always)]
     pub fn is_local(&self) -> bool {
         self.flags & Self::LOCAL != 0
+    }
+
+    /// Whether its answers to a client would not come back to the holder by themselves, so that the connection needs the
+    /// holder as its source: see [`crate::masquerade`].
+    #[inline(always)]
+    pub fn is_masqueraded(&self) -> bool {
+        self.flags & Self::MASQUERADED != 0
     }
 }
 

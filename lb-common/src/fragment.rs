@@ -47,7 +47,12 @@ pub struct FragmentKey {
 impl FragmentKey {
     /// Of the datagram between `source` and `destination` with the identification `id`, network order.
     #[inline(always)]
-    pub const fn new((source, destination): (Ipv4, Ipv4), protocol: Protocol, id: [u8; 2], hook: Hook) -> Self {
+    pub const fn new(
+        (source, destination): (Ipv4, Ipv4),
+        protocol: Protocol,
+        id: [u8; 2],
+        hook: Hook,
+    ) -> Self {
         Self { source, destination, id, protocol, hook }
     }
 

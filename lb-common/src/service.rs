@@ -35,11 +35,27 @@ pub struct Service {
 
 impl Service {
     const AFFINITY: u32 = 1;
+    const MASQUERADES: u32 = 2;
 
     /// A served port.
     #[inline(always)]
     pub const fn new(id: u32, affinity: bool) -> Self {
         Self { id, flags: if affinity { Self::AFFINITY } else { 0 } }
+    }
+
+    /// The same, with backends that are masqueraded among the others.
+    #[must_use]
+    pub const fn masquerading(mut self, masquerades: bool) -> Self {
+        if masquerades {
+            self.flags |= Self::MASQUERADES;
+        }
+        self
+    }
+
+    /// Whether some of its backends are [`crate::backend::Backend::is_masqueraded`].
+    #[inline(always)]
+    pub const fn masquerades(&self) -> bool {
+        self.flags & Self::MASQUERADES != 0
     }
 
     /// Whether all connections of a client's address get one backend, as long as it takes new ones.

@@ -12,12 +12,15 @@ const SERVED_BITS: u32 = 1 << 18;
 const BACKEND_BITS: u32 = 1 << 16;
 /// Bits for the link-layer addresses of other holders, by a hash.
 const HOLDER_BITS: u32 = 1 << 16;
+/// Bits for the keys of those services whose backends are masqueraded, by a hash.
+const MASQUERADED_BITS: u32 = 1 << 16;
 /// Bits for the networks of clients inside the cluster, by a hash of the first 24 bits.
 const INSIDE_BITS: u32 = 1 << 16;
 const WORD: u32 = 64;
 
 /// Words of the `sieve` map.
-pub const SIEVE_WORDS: u32 = (SERVED_BITS + BACKEND_BITS + HOLDER_BITS + INSIDE_BITS) / WORD;
+pub const SIEVE_WORDS: u32 =
+    (SERVED_BITS + BACKEND_BITS + HOLDER_BITS + INSIDE_BITS + MASQUERADED_BITS) / WORD;
 
 /// A bit of the sieve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,10 +35,14 @@ impl Bit {
     /// For packets to a served port.
     #[inline(always)]
     pub const fn of_service(key: &ServiceKey) -> Self {
-        let address = key.address.to_ne() as u64;
-        let port = (key.port.number() as u64) << 32;
-        let protocol = (key.protocol.number() as u64) << 48;
-        Self::at(hash(address | port | protocol, SERVED_BITS))
+        Self::at(hash(word(key), SERVED_BITS))
+    }
+
+    /// For packets to a served port with backends that are masqueraded.
+    #[inline(always)]
+    pub const fn of_masqueraded(key: &ServiceKey) -> Self {
+        let before = SERVED_BITS + BACKEND_BITS + HOLDER_BITS + INSIDE_BITS;
+        Self::at(before + hash(word(key), MASQUERADED_BITS))
     }
 
     /// For packets from a backend's port, whichever the protocol.
@@ -64,6 +71,14 @@ impl Bit {
     const fn at(number: u32) -> Self {
         Self { word: number / WORD, mask: 1 << (number % WORD) }
     }
+}
+
+#[inline(always)]
+const fn word(key: &ServiceKey) -> u64 {
+    let address = key.address.to_ne() as u64;
+    let port = (key.port.number() as u64) << 32;
+    let protocol = (key.protocol.number() as u64) << 48;
+    address | port | protocol
 }
 
 /// Multiplication by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4): a number below

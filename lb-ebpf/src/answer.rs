@@ -26,7 +26,14 @@ pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &mut Parsed, roles: Inte
     if !sieve::may_be_answer(&parsed.key) {
         return pass(Reason::PassForeign);
     }
-    let Some(found) = find(&parsed.key) else {
+    parsed.outer = parsed.key.destination;
+    let is_own_side = roles.is(Interface::UPLINK) || roles.is(Interface::NODE);
+    let found = match find(&parsed.key) {
+        None if is_own_side => masquerade::answer(parsed),
+        found => found,
+    };
+    let Some(found) = found else {
+        parsed.key.destination = parsed.outer;
         return unknown(packet, parsed, roles);
     };
     let reply = found.entry.get();
@@ -50,7 +57,8 @@ pub(crate) fn leaving(parsed: &mut Parsed) -> Step<Plan> {
         return pass(Reason::PassForeign);
     }
     follow(parsed, &found, &reply)?;
-    parsed.client = Client::new(parsed.key.destination, parsed.key.destination_port);
+    parsed.outer = parsed.key.destination;
+    parsed.client = Client::new(parsed.outer, parsed.key.destination_port);
     ControlFlow::Continue(plan(&reply, Exit::stack(0), Reason::ReplyTranslated))
 }
 
@@ -117,6 +125,7 @@ fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Re
         // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
         forward::Route::Local if reply.is_masqueraded() => {
+            found.entry.set_way(forward::TO_SELF);
             redirect(parsed, reply, forward::TO_SELF)
         }
         forward::Route::Local | forward::Route::None => drop(Reason::DropNoRoute),

@@ -123,7 +123,8 @@ fn ask(packet: &Packet<'_>, question: &Question) -> Route {
     // SAFETY: a field of a local.
     unsafe { (&raw mut fib.vlan).write_volatile(0) };
     // SAFETY: the struct has the size and layout that the helper expects.
-    let found = unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) };
+    let found =
+        unsafe { bpf_fib_lookup(packet.ctx(), (&raw mut fib).cast(), size_of::<FibParams>() as i32, 0) };
     if found == BPF_FIB_LKUP_RET_SUCCESS {
         scratch::keep_ethernet(fib.destination_mac, fib.source_mac);
     } else {

@@ -6,7 +6,7 @@
 //! walk it would double the verifier's work.
 
 use crate::{
-    account, answer, backend, clock, config, flow,
+    account, answer, backend, clock, config, flow, masquerade,
     open::serving,
     outcome::{End, Outcome, Step},
     packet::{ETH_LEN, Packet},
@@ -142,6 +142,7 @@ fn parsed(packet: &Packet<'_>, known: &Fragment) -> Option<Parsed> {
             Protocol::new(header.protocol),
         ),
         client: Client::new(Ipv4::new(header.source), known.source_port),
+        outer: Ipv4::new(header.source),
         source_mac: Mac::new([0; 6]),
         ip: Ip::new(&header),
         checksum: 0,
@@ -152,7 +153,8 @@ fn parsed(packet: &Packet<'_>, known: &Fragment) -> Option<Parsed> {
 /// The service, and the way to the backend that the first one was redirected to, while the flow leads there.
 #[inline(always)]
 fn forward_of(tuple: &FlowKey, known: &Fragment) -> Option<(u32, Way)> {
-    let flow = flow::established_by_key(tuple).or_else(|| flow::handshake(tuple))?.get();
+    let tuple = if tuple.source == known.source { *tuple } else { masquerade::tuple(tuple)? };
+    let flow = flow::established_by_key(&tuple).or_else(|| flow::handshake(&tuple))?.get();
     let backend = serving(&flow).filter(|backend| backend.address == known.destination)?;
     Some((backend.service, backend::recent_way(flow.backend, flow.generation)))
 }

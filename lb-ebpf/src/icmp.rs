@@ -85,12 +85,13 @@ pub(crate) fn leaving(packet: &Packet<'_>) -> Step<Outcome> {
 /// From the client's side, about an answer: to the backend that had sent it.
 #[inline(always)]
 fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
-    let sent = masquerade::known_as(&error.quoted.reversed());
+    let own = error.quoted.reversed();
+    let sent = masquerade::tuple(&own).unwrap_or(own);
     let flow = flow::established_by_key(&sent).map(|entry| entry.get());
     let Some((flow, backend)) = flow.and_then(|flow| Some((flow, serving(&flow)?))) else {
         return pass(Reason::PassOtherProtocol);
     };
-    let is_masqueraded = sent.source != error.quoted.destination || sent.source_port != error.quoted.destination_port;
+    let is_masqueraded = sent != own;
     let source = if is_masqueraded { sent.source } else { error.outer.key.source };
     let exit = match flow.path() {
         Path::Stack => Exit::stack(mark::FORWARDED),
@@ -209,6 +210,7 @@ fn read(packet: &Packet<'_>) -> Option<Error> {
             Protocol::ICMP,
         ),
         client: Client::default(),
+        outer: Ipv4::UNSPECIFIED,
         source_mac: Mac::new(frame.source_mac),
         ip,
         checksum: u16::from_ne_bytes([c0, c1]),

@@ -1,11 +1,11 @@
-//! Clients inside the cluster: their packets get a source of this node, so that the answers pass it
-//! ([`lb_common::masquerade`]).
+//! Connections whose answers would not pass this node by themselves: of clients inside the cluster, and to backends on other
+//! nodes' own networks. Their packets get a source of this node ([`lb_common::masquerade`]).
 //!
 //! A packet's tuple is changed here, and what was at the client's end is kept beside it, for `rewrite`. All that comes
 //! after sees a connection of this node's overlay address.
 
 use crate::{
-    flow, inside,
+    answer, clock, flow, inside, open,
     outcome::{Step, drop, pass, refuse},
     packet::Packet,
     parse::Parsed,
@@ -44,34 +44,65 @@ static MASQUERADED: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// Gives a packet to a served port another source, if its client is inside the cluster.
+/// Gives a packet to a served port another source, if its client is inside the cluster, or its backend is where answers to
+/// clients do not come back from.
 #[inline(always)]
 pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<()> {
-    if !sieve::may_be_served(&parsed.key)
-        || !(parsed.key.source.is_loopback() || inside::is_inside(parsed.key.source, roles))
-    {
+    if !sieve::may_be_served(&parsed.key) {
+        return ControlFlow::Continue(());
+    }
+    let is_loopback = parsed.key.source.is_loopback();
+    let is_inside = is_loopback || inside::is_inside(parsed.key.source, roles);
+    if !is_inside && !sieve::may_be_masqueraded(&parsed.key) {
         return ControlFlow::Continue(());
     }
     if let Some(port) = known(&parsed.key) {
         return change(parsed, port);
     }
-    if service::find(&parsed.key).is_none() {
-        return ControlFlow::Continue(());
-    }
-    if parsed.key.source.is_loopback() {
+    let Some(service) = service::find(&parsed.key) else { return ControlFlow::Continue(()) };
+    if is_loopback {
         return pass(Reason::PassLoopback);
     }
-    if parsed.tcp.is_syn_ack() {
-        return pass(Reason::PassSynAck);
-    }
-    if !parsed.is_udp() && !parsed.tcp.is_opening() {
-        return stray(packet, parsed);
+    let begins = parsed.is_udp() || parsed.tcp.is_opening();
+    let now = clock::now();
+    if is_inside {
+        if parsed.tcp.is_syn_ack() {
+            return pass(Reason::PassSynAck);
+        }
+        if !begins {
+            return stray(packet, parsed);
+        }
+    } else if !begins || flow::is_live(&parsed.key, now) || !open::is_led_aside(&parsed.key, service) {
+        return ControlFlow::Continue(());
     }
     let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoOverlay) };
-    match allot(&Wish { key: parsed.key, overlay, now: crate::clock::now() }) {
+    match allot(&Wish { key: parsed.key, overlay, now }) {
         0 => refuse(Reason::RejectNoPort),
         port => change(parsed, Port::new(port)),
     }
+}
+
+/// The tuple by which the connection of a client's is known, if its source is replaced.
+#[inline(always)]
+pub(crate) fn tuple(key: &FlowKey) -> Option<FlowKey> {
+    let (port, overlay) = (known(key)?, inside::overlay()?);
+    Some(FlowKey::new(overlay, port, key.destination, key.destination_port, key.protocol))
+}
+
+/// A packet that may be an answer to this node's own address: with the tuple that the connection is known by.
+#[inline(always)]
+pub(crate) fn answer(parsed: &mut Parsed) -> Option<answer::Found> {
+    if !masquerade::is_port(parsed.key.destination_port) {
+        return None;
+    }
+    parsed.key.destination = inside::overlay()?;
+    answer::find(&parsed.key)
+}
+
+/// Whether a packet can be one.
+#[inline(always)]
+pub(crate) fn may_be_answer(key: &FlowKey) -> bool {
+    masquerade::is_port(key.destination_port)
 }
 
 /// Who an answer is for; `None` where the port has another owner by now.
@@ -80,17 +111,6 @@ pub(crate) fn client(key: &FlowKey, reply: &Reply) -> Option<Client> {
     let key = MasqueradedKey::new(reply.address, reply.port, key.destination_port, key.protocol);
     // SAFETY: copied out at once.
     unsafe { MASQUERADED.get(key) }.copied()
-}
-
-/// The tuple by which a client's connection is known: another than its own if its client is inside the cluster.
-#[inline(always)]
-pub(crate) fn known_as(key: &FlowKey) -> FlowKey {
-    match (known(key), inside::overlay()) {
-        (Some(port), Some(overlay)) => {
-            FlowKey::new(overlay, port, key.destination, key.destination_port, key.protocol)
-        }
-        _ => *key,
-    }
 }
 
 /// A packet in the middle of a connection that this node has not seen the beginning of.

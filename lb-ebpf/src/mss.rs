@@ -43,7 +43,7 @@ pub(crate) fn clamp(skb: *mut __sk_buff, backend: u32) -> bool {
         let word = u16::from_ne_bytes(bytes);
         // At an odd place its bytes belong to two words of the sum, which is the same as one whose bytes are exchanged
         // (RFC 1071, section 2 B).
-        u64::from(if (at - l4) % 2 == 0 { word } else { word.swap_bytes() })
+        u64::from(if (at - l4).is_multiple_of(2) { word } else { word.swap_bytes() })
     };
     let new = largest.to_be_bytes();
     // SAFETY: the helper checks the offset and makes the bytes writable.

@@ -178,13 +178,22 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
     if table.size == 0 {
         return refuse(Reason::RejectNoEndpoint);
     }
-    let hash = maglev::hash_of(&parsed.from_client(), service.has_affinity());
-    let place = Place { key: parsed.key, table, hash, now };
+    let hash = maglev::hash_of(&parsed.client_key(), service.has_affinity());
+    let place = Place { key: parsed.key, table, hash, now, is_masqueraded: parsed.is_masqueraded() };
     let id = find_free(&place);
     match backend::get(id) {
         Some(backend) if id != 0 => ControlFlow::Continue((id, backend)),
         _ => refuse(Reason::RejectCollision),
     }
+}
+
+/// Whether the first choice for a connection that is new here is a backend that it needs another source for.
+#[inline(always)]
+pub(crate) fn is_led_aside(key: &FlowKey, service: Service) -> bool {
+    let Some(table) = ring::table(service.id) else { return false };
+    let hash = maglev::hash_of(key, service.has_affinity());
+    let id = if table.size == 0 { None } else { table.backend(maglev::index(hash, table.size)) };
+    id.and_then(backend::get).is_some_and(|backend| backend.is_masqueraded() && backend.takes_new_flows())
 }
 
 /// Where a choice begins.
@@ -193,6 +202,7 @@ struct Place {
     table: ring::Table,
     hash: u32,
     now: u32,
+    is_masqueraded: bool,
 }
 
 /// The id of the backend, 0 for none. A function of its own, so that the verifier walks its loop once.
@@ -214,7 +224,11 @@ fn find_free(place: &Place) -> u32 {
 #[inline(always)]
 fn is_free(place: &Place, id: u32) -> bool {
     match backend::get(id) {
-        Some(backend) if backend.takes_new_flows() && backend.service == place.table.service => {
+        Some(backend)
+            if backend.takes_new_flows()
+                && backend.service == place.table.service
+                && (place.is_masqueraded || !backend.is_masqueraded()) =>
+        {
             let reply = place.key.with_destination(backend.address, backend.port).reversed();
             reply::claim(&reply, &place.key, place.now)
         }

@@ -27,6 +27,8 @@ pub(crate) struct Parsed {
     /// The client's end as the client has it. No flag tells the two cases apart: the verifier would walk all that follows
     /// once for each.
     pub(crate) client: Client,
+    /// The address at the client's end as backends have it: that of `key`, or the Service's own.
+    pub(crate) outer: Ipv4,
     pub(crate) source_mac: Mac,
     pub(crate) ip: Ip,
     /// Of TCP or UDP, as on the wire, in native byte order.
@@ -149,6 +151,7 @@ impl Parsed {
     pub(crate) fn masquerade(&mut self, address: Ipv4, port: Port) {
         self.key.source = address;
         self.key.source_port = port;
+        self.outer = address;
     }
 
     /// Whether a client's packet has another source than the client.
@@ -159,7 +162,7 @@ impl Parsed {
 
     /// The tuple as it stands in a packet of a client.
     #[inline(always)]
-    pub(crate) fn from_client(&self) -> FlowKey {
+    pub(crate) fn client_key(&self) -> FlowKey {
         let FlowKey { destination, destination_port, protocol, .. } = self.key;
         FlowKey::new(self.client.address, self.client.port, destination, destination_port, protocol)
     }
@@ -191,6 +194,7 @@ pub(crate) fn parse(packet: &Packet<'_>) -> Step<Parsed> {
             protocol,
         ),
         client: Client::new(Ipv4::new(frame.ip.source), ports.0),
+        outer: Ipv4::new(frame.ip.source),
         source_mac: Mac::new(frame.source_mac),
         ip,
         checksum,

@@ -71,7 +71,7 @@ fn walk_in_whole(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> 
     match plan(packet, parsed, roles) {
         ControlFlow::Continue(plan) => ControlFlow::Continue(plan::commit(packet, parsed, &plan)),
         ControlFlow::Break(End::Refusal(refusal)) => {
-            parsed.key = parsed.from_client();
+            parsed.key = parsed.client_key();
             ControlFlow::Continue(reject::answer(packet, parsed, refusal))
         }
         ControlFlow::Break(end) => ControlFlow::Break(end),
@@ -128,7 +128,7 @@ fn plan(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan
     if let Some(connection) = open::connection(packet, parsed)? {
         return counted(&connection, to_backend(packet, parsed, &connection));
     }
-    if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) {
+    if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) || masquerade::may_be_answer(&parsed.key) {
         return answer::from_backend(packet, parsed, roles);
     }
     pass(Reason::PassForeign)
@@ -145,8 +145,12 @@ fn counted(connection: &Connection, plan: Step<Plan>) -> Step<Plan> {
 
 /// The way to the backend.
 #[inline(always)]
-fn to_backend(packet: &Packet<'_>, parsed: &Parsed, connection: &Connection) -> Step<Plan> {
+fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection) -> Step<Plan> {
     let backend = &connection.backend;
+    if backend.is_masqueraded() && parsed.is_masqueraded() {
+        // A node that is on another network than the pods' answers the address over that one.
+        parsed.outer = parsed.key.destination;
+    }
     if connection.path == Path::Stack {
         // The stack's own "fragmentation needed" would quote the backend's address, which no socket of the client knows.
         if parsed.ip.dont_fragment()

@@ -104,8 +104,8 @@ pub(crate) fn write_ethernet(packet: &Packet<'_>) -> bool {
 fn clients_end(parsed: &Parsed, sender: Side) -> End {
     let (key, client) = (&parsed.key, (parsed.client.address, parsed.client.port));
     match sender {
-        Side::Client => End::source(client, (key.source, key.source_port)),
-        Side::Backend => End::destination((key.destination, key.destination_port), client),
+        Side::Client => End::source(client, (parsed.outer, key.source_port)),
+        Side::Backend => End::destination((parsed.outer, key.destination_port), client),
     }
 }
 
@@ -177,7 +177,13 @@ fn write_port(packet: &Packet<'_>, parsed: &Parsed, port: Port, port_at: usize) 
 
 /// Gives a packet without a transport header other addresses: `old` and `new` source and destination. False as in [`apply`].
 #[inline(always)]
-pub(crate) fn addresses(packet: &Packet<'_>, ip: &Ip, old: (Ipv4, Ipv4), new: (Ipv4, Ipv4), counts_hop: bool) -> bool {
+pub(crate) fn addresses(
+    packet: &Packet<'_>,
+    ip: &Ip,
+    old: (Ipv4, Ipv4),
+    new: (Ipv4, Ipv4),
+    counts_hop: bool,
+) -> bool {
     let source = difference(old.0.to_ne(), new.0.to_ne());
     let destination = difference(old.1.to_ne(), new.1.to_ne());
     write_ip(packet, ip, carried(source, destination), counts_hop)

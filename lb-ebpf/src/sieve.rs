@@ -29,6 +29,12 @@ pub(crate) fn may_be_holder(mac: Mac) -> bool {
     holds(Bit::of_holder(mac))
 }
 
+/// Whether the packet's destination may be a served port with backends that are masqueraded.
+#[inline(always)]
+pub(crate) fn may_be_masqueraded(key: &FlowKey) -> bool {
+    holds(Bit::of_masqueraded(&ServiceKey::new(key.destination, key.destination_port, key.protocol)))
+}
+
 /// Whether the packet's source may be inside the cluster.
 #[inline(always)]
 pub(crate) fn may_be_inside(source: Ipv4) -> bool {

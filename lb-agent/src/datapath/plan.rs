@@ -354,7 +354,8 @@ fn serve(key: &ServiceKey, wanted: &WantedService, known: Option<&Service>, obse
     if known.is_none() || observed.rings.get(&id) != Some(&digest(&ring)) {
         plan.operations.push(Operation::SetRing(id, ring));
     }
-    let service = Service::new(id, wanted.affinity);
+    let masquerades = wanted.backends.iter().any(|backend| backend.masqueraded);
+    let service = Service::new(id, wanted.affinity).masquerading(masquerades);
     if known != Some(&service) {
         plan.operations.push(Operation::SetService(*key, service));
     }
@@ -389,6 +390,7 @@ fn next_backend(service: u32, wanted: &WantedBackend, current: &Backend, keeps: 
         wanted.state.into(),
         wanted.local,
     )
+    .masqueraded(wanted.masqueraded)
 }
 
 /// A free slot keeps its generation: the next one counts on from it.
@@ -465,7 +467,13 @@ mod tests {
     }
 
     fn backend(last: u8, state: WantedState) -> WantedBackend {
-        WantedBackend { address: Ipv4Addr::new(10, 32, 0, last), port: 8080, state, local: false }
+        WantedBackend {
+            address: Ipv4Addr::new(10, 32, 0, last),
+            port: 8080,
+            state,
+            local: false,
+            masqueraded: false,
+        }
     }
 
     fn wanted(backends: &[WantedBackend]) -> WantedService {

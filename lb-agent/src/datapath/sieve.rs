@@ -4,8 +4,8 @@ use super::maps::{MapsError, Table, failed};
 use super::sys;
 use aya::maps::{Array, Map, MapData};
 use lb_common::addr::Mac;
-use lb_common::holder::EndpointKey;
-use lb_common::service::ServiceKey;
+use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
+use lb_common::service::{Service, ServiceKey};
 use lb_common::sieve::{Bit, SIEVE_WORDS};
 use std::ops::Deref;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -61,27 +61,28 @@ fn fd(map: &Map) -> Result<BorrowedFd<'_>, MapsError> {
     }
 }
 
-/// A key that packets are sieved for.
-pub trait Sieved {
-    /// Its bit.
-    fn bit(&self) -> Bit;
+/// An entry that packets are sieved for.
+pub trait Sieved<V> {
+    /// Its bits.
+    fn bits(&self, value: &V) -> impl Iterator<Item = Bit>;
 }
 
-impl Sieved for ServiceKey {
-    fn bit(&self) -> Bit {
-        Bit::of_service(self)
+impl Sieved<Service> for ServiceKey {
+    fn bits(&self, service: &Service) -> impl Iterator<Item = Bit> {
+        let masqueraded = service.masquerades().then(|| Bit::of_masqueraded(self));
+        std::iter::once(Bit::of_service(self)).chain(masqueraded)
     }
 }
 
-impl Sieved for Mac {
-    fn bit(&self) -> Bit {
-        Bit::of_holder(*self)
+impl Sieved<Holder> for Mac {
+    fn bits(&self, _: &Holder) -> impl Iterator<Item = Bit> {
+        std::iter::once(Bit::of_holder(*self))
     }
 }
 
-impl Sieved for EndpointKey {
-    fn bit(&self) -> Bit {
-        Bit::of_backend(self.port)
+impl Sieved<EndpointHolders> for EndpointKey {
+    fn bits(&self, _: &EndpointHolders) -> impl Iterator<Item = Bit> {
+        std::iter::once(Bit::of_backend(self.port))
     }
 }
 
@@ -98,13 +99,15 @@ impl<K, V> SievedTable<K, V> {
     }
 }
 
-impl<K: aya::Pod + Default + Ord + Sieved, V: aya::Pod + Default> SievedTable<K, V> {
+impl<K: aya::Pod + Default + Ord + Sieved<V>, V: aya::Pod + Default> SievedTable<K, V> {
     /// Adds or replaces.
     ///
     /// # Errors
     /// The table is full, or a map cannot be written.
     pub fn insert(&mut self, key: &K, value: &V) -> Result<(), MapsError> {
-        self.sieve.set(key.bit())?;
+        for bit in key.bits(value) {
+            self.sieve.set(bit)?;
+        }
         self.table.insert(key, value)
     }
 

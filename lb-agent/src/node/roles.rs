@@ -204,6 +204,15 @@ pub enum RoleError {
         /// The device.
         device: String,
     },
+    /// Frames without an Ethernet header.
+    #[error(
+        "clients are to arrive on {device}, which is no Ethernet device (a tunnel such as WireGuard or tun): the packet program \
+         reads and writes Ethernet headers. Name the interfaces that clients arrive on with {UPLINK_FLAG}"
+    )]
+    UplinkNotEthernet {
+        /// The device.
+        device: String,
+    },
     /// Two ways to other nodes.
     #[error(
         "other nodes' pods are reached over {first} and over {second}, but a node is known to others by one device. Let \
@@ -598,8 +607,15 @@ impl<'a> Search<'a> {
     }
 
     fn uplinks(&self, has_other_role: impl Fn(&Interface) -> bool) -> Result<Vec<Interface>, RoleError> {
-        let found: Vec<Interface> =
-            self.interfaces.iter().filter(|i| !has_other_role(i) && self.may_be_uplink(i)).cloned().collect();
+        let candidates = self.interfaces.iter().filter(|i| !has_other_role(i) && self.may_be_uplink(i));
+        let (found, bare): (Vec<Interface>, Vec<Interface>) =
+            candidates.cloned().partition(|interface| interface.mac.is_some());
+        // One that nobody has named may be somebody's VPN, beside the node's network.
+        if let Some(device) = bare.first()
+            && (found.is_empty() || !self.options.uplinks.is_empty())
+        {
+            return Err(RoleError::UplinkNotEthernet { device: device.name.clone() });
+        }
         if found.is_empty() {
             let looked_for = if self.options.uplinks.is_empty() {
                 "no interface that is up carries an IPv4 address of the host".to_owned()
@@ -764,6 +780,23 @@ mod tests {
         says(fails(&|_, o| o.uplinks = patterns(&["bond*"])), &["bond*", "eth0", UPLINK_FLAG]);
         says(fails(&|i, _| i[3].addresses.clear()), &["no IPv4 address", "weave"]);
         says(fails(&|i, _| i[3].up = false), &["down", "weave"]);
+    }
+
+    /// I8: the packet program expects an Ethernet header.
+    #[test]
+    fn a_tunnel_without_ethernet_is_no_uplink() {
+        let tunnel =
+            Interface { mac: None, ..mk(10, "wg0", Kind::Other("wireguard".to_owned()), &["203.0.113.1"]) };
+        let mut interfaces = node();
+        interfaces.push(tunnel);
+        let mut options = RoleOptions::default();
+        assert_eq!(names(&find_roles(&interfaces, &[], &options).unwrap().uplink), "eth0");
+        options.uplinks = patterns(&["eth0", "wg0"]);
+        let refused = find_roles(&interfaces, &[], &options).unwrap_err();
+        assert_eq!(refused, RoleError::UplinkNotEthernet { device: "wg0".to_owned() });
+        interfaces.retain(|interface| interface.name != "eth0");
+        let message = find_roles(&interfaces, &[], &RoleOptions::default()).unwrap_err().to_string();
+        assert!(message.contains("wg0") && message.contains(UPLINK_FLAG), "{message}");
     }
 
     /// A node without pods of its own, and no CNI.

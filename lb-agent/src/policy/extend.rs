@@ -19,8 +19,26 @@ use std::net::Ipv4Addr;
 /// TCP ports that a node cannot lose: ssh, the API server, the kubelet, etcd.
 pub const RESERVED_PORTS: [u16; 5] = [22, 2379, 2380, 6443, 10250];
 
-/// Names of the nodes with which this one can exchange nothing: see [`super::reach`].
-pub(super) type Unreachable = BTreeSet<String>;
+/// Where answers to a client would not come back to this node by themselves, so that connections get this node as their
+/// source.
+#[derive(Debug, Default)]
+pub(super) struct Aside {
+    /// The names of the nodes that do not know this one's forwards: see [`super::reach`].
+    pub(super) nodes: BTreeSet<String>,
+    /// The addresses of the nodes: an endpoint on the network of its node answers by the node's own routes.
+    pub(super) hosts: BTreeSet<Ipv4Addr>,
+}
+
+impl Aside {
+    pub(super) fn new(all: &[Node], nodes: BTreeSet<String>) -> Self {
+        Self { nodes, hosts: all.iter().flat_map(|node| node.addresses.iter().copied()).collect() }
+    }
+
+    /// Of an endpoint that is not on this node.
+    fn takes_in(&self, address: Ipv4Addr, node: Option<&str>) -> bool {
+        self.hosts.contains(&address) || node.is_some_and(|node| self.nodes.contains(node))
+    }
+}
 
 /// Choices of the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +90,8 @@ pub struct WantedBackend {
     pub state: WantedState,
     /// Whether it runs on this node.
     pub local: bool,
+    /// Whether connections to it get this node as their source, so that it does not see the client.
+    pub masqueraded: bool,
 }
 
 /// What a backend may get.
@@ -119,10 +139,11 @@ pub fn wanted(
         Some((*service, address, holder))
     });
     let mut wanted = Wanted::default();
+    let aside = Aside::new(nodes, BTreeSet::new());
     let mut forwards_of: BTreeMap<&str, (&Node, Vec<&Service>)> = BTreeMap::new();
     for (service, address, holder) in placed {
         if holder.name == self_name {
-            wanted.serve(self_name, service, address, slices.of_service(service), options);
+            wanted.serve(self_name, service, address, slices.of_service(service), (options, &aside));
         } else {
             forwards_of.entry(&holder.name).or_insert_with(|| (holder, Vec::new())).1.push(service);
         }
@@ -148,7 +169,7 @@ impl Wanted {
         service: &Service,
         address: Ipv4Addr,
         slices: &[&EndpointSlice],
-        options: &Options,
+        (options, aside): (&Options, &Aside),
     ) {
         for port in &service.ports {
             let free = |key: ServiceKey| match self.services.get(&key) {
@@ -157,8 +178,7 @@ impl Wanted {
             };
             match admit(address, port, options).and_then(free) {
                 Ok(key) => {
-                    let nobody = Unreachable::new();
-                    self.services.insert(key, serve(self_name, service, port, slices, options, &nobody));
+                    self.services.insert(key, serve(self_name, service, port, slices, options, aside));
                 }
                 Err(problem) => self.problems.push(format!("{}: {problem}", service.key())),
             }
@@ -173,14 +193,14 @@ pub(super) fn serve(
     port: &ServicePort,
     slices: &[impl Borrow<EndpointSlice>],
     options: &Options,
-    unreachable: &Unreachable,
+    aside: &Aside,
 ) -> WantedService {
     WantedService {
         namespace: service.namespace.clone(),
         name: service.name.clone(),
         port_name: port.name.clone(),
         affinity: service.affinity,
-        backends: backends(self_name, service, port, slices, options, unreachable),
+        backends: backends(self_name, service, port, slices, options, aside),
     }
 }
 
@@ -201,6 +221,17 @@ pub(super) fn admit(address: Ipv4Addr, port: &ServicePort, options: &Options) ->
         ));
     }
     Ok(ServiceKey::new(address.into(), Port::new(number), protocol))
+}
+
+/// What people must know of a port whose backends are on the network of other nodes.
+pub(super) fn describe_masqueraded(port: &ServicePort, served: &WantedService) -> Option<String> {
+    let masqueraded = served.backends.iter().find(|backend| backend.masqueraded)?;
+    Some(format!(
+        "port {}/{}: answers of the endpoint {} (a pod on its node's own network, or on a node behind a router) would not \
+         come back to this node, so connections to it get this node as their source, and it does not see clients' \
+         addresses",
+        port.port, port.protocol, masqueraded.address
+    ))
 }
 
 /// The problem with a port that is served already, for the Service of this namespace and name.
@@ -299,7 +330,7 @@ pub(super) fn expected_forwards<'a>(
     })
 }
 
-/// The backends of one port that can be reached. An endpoint that is listed as ready and as not ready (in two slices,
+/// The backends of one port. An endpoint that is listed as ready and as not ready (in two slices,
 /// say) is ready.
 fn backends(
     self_name: &str,
@@ -307,27 +338,28 @@ fn backends(
     port: &ServicePort,
     slices: &[impl Borrow<EndpointSlice>],
     options: &Options,
-    unreachable: &Unreachable,
+    aside: &Aside,
 ) -> Vec<WantedBackend> {
-    let is_near = |endpoint: &SliceEndpoint| {
-        endpoint.node_name.as_deref().is_none_or(|node| !unreachable.contains(node))
-    };
-    let listed = index::endpoints(slices, port).filter(|(_, endpoint)| is_near(endpoint));
+    let listed = index::endpoints(slices, port);
     let listed: Vec<_> = listed.filter_map(|(p, e)| Some((number(p)?, e))).collect();
     let none_ready = !listed.iter().any(|(_, endpoint)| endpoint.conditions.is_ready());
     let fallback = options.terminating_fallback && none_ready;
-    let mut found: BTreeMap<(Ipv4Addr, u16), (WantedState, bool)> = BTreeMap::new();
+    let mut found: BTreeMap<(Ipv4Addr, u16), WantedBackend> = BTreeMap::new();
     for (port, endpoint) in listed {
         let state =
             if service.deleting { WantedState::Draining } else { state(endpoint.conditions, fallback) };
-        let local = endpoint.node_name.as_deref() == Some(self_name);
+        let node = endpoint.node_name.as_deref();
+        let local = node == Some(self_name);
         for address in &endpoint.addresses {
-            let known = found.entry((*address, port)).or_insert((state, local));
-            *known = (known.0.min(state), known.1 || local);
+            let masqueraded = !local && aside.takes_in(*address, node);
+            let backend = WantedBackend { address: *address, port, state, local, masqueraded };
+            let known = found.entry((*address, port)).or_insert(backend);
+            known.state = known.state.min(state);
+            known.local |= local;
+            known.masqueraded &= masqueraded;
         }
     }
-    let backend = |((address, port), (state, local))| WantedBackend { address, port, state, local };
-    found.into_iter().map(backend).collect()
+    found.into_values().collect()
 }
 
 /// Ready wins over everything: with `publishNotReadyAddresses` a terminating endpoint is ready and gets traffic.
@@ -443,7 +475,13 @@ mod tests {
                     for (terminating_fallback, state) in [(false, plain), (true, with_fallback)] {
                         let options = Options { terminating_fallback, ..Options::default() };
                         let wanted = wanted_by_a(&services, &slices, &options);
-                        let expected = WantedBackend { address: POD, port: 8080, state, local: false };
+                        let expected = WantedBackend {
+                            address: POD,
+                            port: 8080,
+                            state,
+                            local: false,
+                            masqueraded: false,
+                        };
                         assert_eq!(backends_of(&wanted), [expected], "{conditions:?} {options:?}");
                     }
                     combinations += 1;
@@ -499,8 +537,20 @@ mod tests {
         ];
         let wanted = wanted_by_a(&services, &slices, &Options::default());
         let expected = [
-            WantedBackend { address: POD, port: 8080, state: WantedState::Active, local: true },
-            WantedBackend { address: other, port: 8080, state: WantedState::Active, local: false },
+            WantedBackend {
+                address: POD,
+                port: 8080,
+                state: WantedState::Active,
+                local: true,
+                masqueraded: false,
+            },
+            WantedBackend {
+                address: other,
+                port: 8080,
+                state: WantedState::Active,
+                local: false,
+                masqueraded: false,
+            },
         ];
         assert_eq!(backends_of(&wanted), expected);
     }

@@ -2,7 +2,7 @@
 //!
 //! Where nodes route to each other's pods, a holder is known by the Ethernet address of its frames. Behind a router they
 //! have the router's, so the other node would not know whom to send the answers to, and they would reach the client
-//! with the pod's address. Better nobody is led there.
+//! with the pod's address. What is led there gets the holder as its source.
 
 use crate::model::Node;
 use crate::node::routes::contains;
@@ -44,8 +44,8 @@ impl Reach {
         let networks: Vec<String> = networks.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
         Some(format!(
             "node {}: its overlay address {address} is not on the network of {device} on node {own_name} ({}), and behind \
-             a router neither knows the other's packets: nothing is forwarded between the two. Put both on one \
-             network, or let the CNI use VXLAN",
+             a router neither knows the other's packets: what one forwards to the other's pods gets its own address as the \
+             source, and they do not see clients. Put both on one network, or let the CNI use VXLAN",
             node.name,
             networks.join(", ")
         ))

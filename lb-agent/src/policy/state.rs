@@ -5,7 +5,7 @@
 //! says after any changes.
 
 use super::compute::{describe_unreachable, status_of_served, status_of_unplaced};
-use super::extend::{self, HolderWanted, Options, Recognition, Unreachable, WantedService};
+use super::extend::{self, Aside, HolderWanted, Options, Recognition, WantedService};
 use super::index::Holders;
 use super::reach::Reach;
 use super::status::{self, Beside};
@@ -26,7 +26,7 @@ pub struct State {
     options: Options,
     holders: Holders,
     reach: Reach,
-    unreachable: Unreachable,
+    aside: Aside,
     /// What each Service of our class comes to.
     asks: BTreeMap<ServiceName, Ask>,
     statuses: BTreeMap<ServiceName, Status>,
@@ -175,7 +175,8 @@ impl State {
                 self.holders = Holders::of(store.nodes());
                 self.inside = extend::inside(self.holders.nodes());
                 let far = self.holders.nodes().iter().filter(|node| self.unreachable_problem(node).is_some());
-                self.unreachable = far.map(|node| node.name.clone()).collect();
+                let far = far.map(|node| node.name.clone()).collect();
+                self.aside = Aside::new(self.holders.nodes(), far);
                 unsettled.nodes = true;
                 self.asks.keys().chain(store.services().map(|(name, _)| name)).cloned().collect()
             }
@@ -268,7 +269,7 @@ impl State {
 
     /// What a Service comes to, and the write to its status that is due.
     fn ask(&self, service: &Service, slices: &[EndpointSlice]) -> (Ask, Option<Status>) {
-        let Self { self_name, options, holders, unreachable, .. } = self;
+        let Self { self_name, options, holders, aside, .. } = self;
         let (address, holder) = match holders.place(service) {
             Ok(placed) => placed,
             Err(unplaced) => {
@@ -287,7 +288,7 @@ impl State {
         }
         let ports = service.ports.iter().map(|port| {
             let key = extend::admit(address, port, options)?;
-            let served = extend::serve(self_name, service, port, slices, options, unreachable);
+            let served = extend::serve(self_name, service, port, slices, options, aside);
             Ok((key, Arc::new(served)))
         });
         (Ask::Here(address, ports.collect()), status_of_served(service, address))
@@ -394,7 +395,7 @@ impl State {
                 add(&node.name, problem);
             }
         }
-        let near = nodes.filter(|node| !self.unreachable.contains(&node.name));
+        let near = nodes.filter(|node| !self.aside.nodes.contains(&node.name));
         let Recognition { holders, problems: unrecognised } = extend::recognise(near);
         for (node, problem) in unrecognised {
             add(node.as_ref().unwrap_or(&self.self_name), problem);
@@ -475,12 +476,13 @@ impl State {
         let problem_of = |place: usize| -> Option<String> {
             match &ports[place] {
                 Err(problem) => Some(format!("{name}: {problem}")),
-                Ok((key, _)) => {
+                Ok((key, served)) => {
                     let (first, at) = self.claims.get(key)?.first()?;
-                    if (first, *at) == (name, place) {
-                        return None;
-                    }
                     let port = service.ports.get(place)?;
+                    if (first, *at) == (name, place) {
+                        let note = extend::describe_masqueraded(port, served)?;
+                        return Some(format!("{name}: {note}"));
+                    }
                     let first = (first.namespace.as_str(), first.name.as_str());
                     Some(format!("{name}: {}", extend::describe_taken(service, address, port, first)))
                 }

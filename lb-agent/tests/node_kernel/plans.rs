@@ -21,6 +21,7 @@ fn wanted(endpoints: &[u8]) -> WantedService {
         port: 8080,
         state: WantedState::Active,
         local: false,
+        masqueraded: false,
     };
     WantedService {
         namespace: "default".to_owned(),

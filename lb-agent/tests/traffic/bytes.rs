@@ -100,7 +100,8 @@ fn the_announced_segment_fits_the_overlay() {
         let ends = [world.testbed.client().capture("eth0", "tcp"), pod.capture("eth0", "tcp")];
         let ends = ends.map(Result::unwrap);
         Talk::open(world.testbed.client(), at(V, 80)).unwrap().check("hello").unwrap();
-        let seen = ends.map(|end| end.finish().unwrap().field("tcp.flags.syn == 1", "tcp.options.mss_val").unwrap());
+        let seen =
+            ends.map(|end| end.finish().unwrap().field("tcp.flags.syn == 1", "tcp.options.mss_val").unwrap());
         assert_eq!(seen[0], ["1460", "1410"], "{name}, at the client");
         assert_eq!(seen[1], ["1410", "1410"], "{name}, at the pod");
     }

@@ -58,8 +58,10 @@ fn large_datagrams_arrive_whole_where_bridged_packets_bypass_netfilter() {
 
 /// A datagram of the client's port, cut by hand: each fragment from its IP header on.
 fn fragments(from: SocketAddrV4, to: SocketAddrV4, id: u16, payload: &[u8], size: usize) -> Vec<Vec<u8>> {
-    let ip = etherparse::Ipv4Header::new(0, 64, etherparse::IpNumber::UDP, from.ip().octets(), to.ip().octets());
-    let udp = etherparse::UdpHeader::with_ipv4_checksum(from.port(), to.port(), &ip.unwrap(), payload).unwrap();
+    let ip =
+        etherparse::Ipv4Header::new(0, 64, etherparse::IpNumber::UDP, from.ip().octets(), to.ip().octets());
+    let udp =
+        etherparse::UdpHeader::with_ipv4_checksum(from.port(), to.port(), &ip.unwrap(), payload).unwrap();
     let whole = [&udp.to_bytes()[..], payload].concat();
     let count = whole.chunks(size).count();
     let cut = whole.chunks(size).enumerate().map(|(n, part)| {
@@ -74,7 +76,8 @@ fn fragments(from: SocketAddrV4, to: SocketAddrV4, id: u16, payload: &[u8], size
         header.identification = id;
         header.dont_fragment = false;
         header.more_fragments = n + 1 < count;
-        header.fragment_offset = etherparse::IpFragOffset::try_new(u16::try_from(n * size / 8).unwrap()).unwrap();
+        header.fragment_offset =
+            etherparse::IpFragOffset::try_new(u16::try_from(n * size / 8).unwrap()).unwrap();
         header.header_checksum = header.calc_header_checksum();
         let mut bytes = Vec::new();
         header.write(&mut bytes).unwrap();
@@ -91,7 +94,9 @@ fn raw(world: &World) -> OwnedFd {
         .client()
         .enter(|| {
             // SAFETY: no pointer is passed.
-            let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
+            let fd = unsafe {
+                libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW)
+            };
             ensure!(fd >= 0, std::io::Error::last_os_error());
             // SAFETY: it was just made, and nobody else has it.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -158,7 +163,8 @@ fn fragments_in_any_order_arrive_whole_or_not_at_all() {
         assert_eq!(echo.seen().len(), 1, "{} got a part for a whole", pod.name());
 
         // Two datagrams, a part of each in turn.
-        let parts = [(id + 2, b'c'), (id + 3, b'd')].map(|(id, letter)| fragments(from, to, id, &payload(letter), 400));
+        let parts = [(id + 2, b'c'), (id + 3, b'd')]
+            .map(|(id, letter)| fragments(from, to, id, &payload(letter), 400));
         for (one, other) in parts[0].iter().zip(&parts[1]) {
             send(&raw, to, one);
             send(&raw, to, other);

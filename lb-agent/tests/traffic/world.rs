@@ -232,7 +232,13 @@ fn seen(backend: &Backend) -> Option<WantedBackend> {
         BackendState::Draining => WantedState::Draining,
     };
     let (address, port) = (backend.address.into(), backend.port.number());
-    Some(WantedBackend { address, port, state, local: backend.is_local() })
+    Some(WantedBackend {
+        address,
+        port,
+        state,
+        local: backend.is_local(),
+        masqueraded: backend.is_masqueraded(),
+    })
 }
 
 fn asked_endpoints(wanted: &Wanted) -> BTreeSet<EndpointKey> {

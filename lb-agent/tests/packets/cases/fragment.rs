@@ -116,7 +116,11 @@ pub(crate) fn same_exit_as_the_first() -> Case {
         sh("ip link set weave mtu 1376");
     })
     .send(ingress(Device::Uplink, &big).stack(Reason::ForwardStack, big.clone().to(REMOTE), FORWARDED))
-    .send(ingress(Device::Uplink, &small).stack(Reason::ForwardStack, small.clone().to(REMOTE), FORWARDED))
+    .send(ingress(Device::Uplink, &small).stack(
+        Reason::ForwardStack,
+        small.clone().to(REMOTE),
+        FORWARDED,
+    ))
 }
 
 /// Nobody can tell whose it is; the stack drops it in time. What is not the same datagram does not follow.
@@ -238,7 +242,9 @@ fn other_node(lab: &mut Lab) {
 pub(crate) fn on_the_other_node() -> Case {
     let forward = |packet: Frame| {
         let sent = packet.source_mac(HOLDER.0).ttl(63);
-        ingress(Device::Overlay, sent).marked(0x0042_0001).marks(Reason::HolderForward, FORWARDED | 0x0042_0001)
+        ingress(Device::Overlay, sent)
+            .marked(0x0042_0001)
+            .marks(Reason::HolderForward, FORWARDED | 0x0042_0001)
     };
     let back = |packet: Frame| {
         let mark = u32::from(HOLDER.1) << 24;
