@@ -19,12 +19,12 @@ use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 /// A pod of the holder.
-const POD: End = ([10, 32, 0, 5], 40_000);
+pub(crate) const POD: End = ([10, 32, 0, 5], 40_000);
 /// A process of the holder, by the address that it holds and by its overlay address.
-const PROCESS: End = (SERVED.0, 40_000);
+pub(crate) const PROCESS: End = (SERVED.0, 40_000);
 const PROCESS_ON_OVERLAY: End = (OWN, 40_000);
 /// Another node, and a machine beside it that is no node.
-const OTHER_NODE: End = ([192, 0, 2, 2], 40_000);
+pub(super) const OTHER_NODE: End = ([192, 0, 2, 2], 40_000);
 const NO_NODE: End = ([192, 0, 2, 3], 40_000);
 
 /// Link-layer addresses.
@@ -45,7 +45,7 @@ fn neighbours() {
 }
 
 /// The holder, whose backends are elsewhere.
-fn node(lab: &mut Lab) {
+pub(crate) fn node(lab: &mut Lab) {
     remote(lab);
     lab.own();
     lab.inside(OTHER_NODE.0, 32);
@@ -53,7 +53,7 @@ fn node(lab: &mut Lab) {
 }
 
 /// The holder, whose backend is its own pod.
-fn node_with_local(lab: &mut Lab) {
+pub(super) fn node_with_local(lab: &mut Lab) {
     super::route::local(lab);
     lab.endpoint(LOCAL, Protocol::TCP, &[lb_common::holder::EndpointHolders::SELF]);
     lab.own();
@@ -62,17 +62,17 @@ fn node_with_local(lab: &mut Lab) {
 
 /// Where a client is, and how the kernel knows it and its backend.
 #[derive(Clone, Copy)]
-struct Walk {
-    client: End,
-    backend: End,
+pub(super) struct Walk {
+    pub(super) client: End,
+    pub(super) backend: End,
     /// Where the client's packets come in, and the backend's.
-    ways_in: (Device, Device),
+    pub(super) ways_in: (Device, Device),
     /// Ethernet destination and source of what leaves, to the backend and to the client; `None`: those that were there.
     forward: Option<([u8; 6], [u8; 6])>,
     back: Option<([u8; 6], [u8; 6])>,
 }
 
-const POD_TO_REMOTE: Walk = Walk {
+pub(super) const POD_TO_REMOTE: Walk = Walk {
     client: POD,
     backend: REMOTE,
     ways_in: (Device::Pods, Device::Overlay),
@@ -84,17 +84,31 @@ const POD_TO_REMOTE: Walk = Walk {
 const TO_SELF: Option<([u8; 6], [u8; 6])> = Some(([0; 6], [2, 0, 0, 0, 0, 1]));
 
 impl Walk {
-    fn from(self, client: End) -> Self {
+    pub(super) fn from(self, client: End) -> Self {
         Self { client, ..self }
     }
 
-    fn to_local(self) -> Self {
+    pub(super) fn to_local(self) -> Self {
         let forward = Some((LOCAL_MAC, WEAVE));
         Self { backend: LOCAL, ways_in: (self.ways_in.0, Device::Pods), forward, ..self }
     }
 
-    fn of_process(self, client: End) -> Self {
+    pub(super) fn of_process(self, client: End) -> Self {
         Self { client, ways_in: (Device::Node, self.ways_in.1), back: TO_SELF, ..self }
+    }
+
+    pub(super) fn of_other_node(self) -> Self {
+        let ways_in = (Device::Uplink, self.ways_in.1);
+        Self { client: OTHER_NODE, ways_in, back: Some((OTHER_NODE_MAC, ETH0)), ..self }
+    }
+
+    /// What leaves to the backend, and to the client.
+    pub(super) fn forth(&self, packet: Frame) -> Frame {
+        with_ethernet(packet, self.forward)
+    }
+
+    pub(super) fn back(&self, packet: Frame) -> Frame {
+        with_ethernet(packet, self.back)
     }
 
     /// The tuple's first port.
@@ -103,27 +117,27 @@ impl Walk {
     }
 
     /// What the backend takes the client for.
-    fn source(&self, protocol: Protocol) -> End {
+    pub(super) fn source(&self, protocol: Protocol) -> End {
         (OWN, self.port(protocol))
     }
 
-    fn tcp(&self) -> Frame {
+    pub(super) fn tcp(&self) -> Frame {
         Frame::tcp(self.client, SERVED)
     }
 
-    fn answer(&self) -> Frame {
+    pub(super) fn answer(&self) -> Frame {
         Frame::tcp(self.backend, self.source(Protocol::TCP))
     }
 
     /// The client's packet as it leaves.
     fn forwarded(&self, packet: &Frame) -> Frame {
         let source = self.source(packet.key().protocol);
-        with_ethernet(packet.clone().from(source).to(self.backend).ttl(63), self.forward)
+        self.forth(packet.clone().from(source).to(self.backend).ttl(63))
     }
 
     /// The backend's as it leaves.
     fn returned(&self, packet: &Frame) -> Frame {
-        with_ethernet(packet.clone().from(SERVED).to(self.client).ttl(63), self.back)
+        self.back(packet.clone().from(SERVED).to(self.client).ttl(63))
     }
 
     /// What the flow tables know of the connection.
@@ -154,11 +168,19 @@ fn ports_of(client: End) -> impl Iterator<Item = u16> {
         .take(masquerade::TRIES as usize)
 }
 
+fn owned(port: u16) -> MasqueradedKey {
+    MasqueradedKey::new(Ipv4::new(SERVED.0), Port::new(SERVED.1), Port::new(port), Protocol::TCP)
+}
+
 /// Somebody else has the port.
 fn taken(lab: &mut Lab, port: u16, by: End) {
-    let owned =
-        MasqueradedKey::new(Ipv4::new(SERVED.0), Port::new(SERVED.1), Port::new(port), Protocol::TCP);
-    lab.maps.masqueraded.insert(&owned, &Client::new(Ipv4::new(by.0), Port::new(by.1))).unwrap();
+    let client = Client::new(Ipv4::new(by.0), Port::new(by.1));
+    lab.maps.masqueraded.insert(&owned(port), &client).unwrap();
+}
+
+/// Its port is nobody's any more.
+pub(super) fn forget_owner(lab: &mut Lab, walk: Walk) {
+    lab.maps.masqueraded.remove(&owned(walk.port(Protocol::TCP))).unwrap();
 }
 
 /// And a connection with it.
@@ -168,17 +190,17 @@ fn connected(lab: &mut Lab, port: u16, state: State) {
 }
 
 impl Case {
-    fn walks(self, walk: Walk, packet: &Frame) -> Self {
+    pub(super) fn walks(self, walk: Walk, packet: &Frame) -> Self {
         let forward = walk.forwarded(packet);
         self.send(ingress(walk.ways_in.0, packet).redirected(Reason::ForwardRedirect, forward))
     }
 
-    fn walks_back(self, walk: Walk, packet: &Frame) -> Self {
+    pub(super) fn walks_back(self, walk: Walk, packet: &Frame) -> Self {
         let back = walk.returned(packet);
         self.send(ingress(walk.ways_in.1, packet).redirected(Reason::ReplyRedirect, back))
     }
 
-    fn shakes_hands(self, walk: Walk) -> Self {
+    pub(super) fn shakes_hands(self, walk: Walk) -> Self {
         self.walks(walk, &walk.tcp().syn())
             .flow(&walk.known_as(), walk.backend, Place::Handshakes(State::Opening))
             .walks_back(walk, &walk.answer().syn().seq(5000).ack(1001))
@@ -250,12 +272,7 @@ pub(crate) fn own_port_is_not_given() -> Case {
 /// On the uplink the address tells, since clients outside come in there too. The sieve, which knows 256 addresses as one, is
 /// no more than a first look.
 pub(crate) fn other_node() -> Case {
-    let walk = Walk {
-        client: OTHER_NODE,
-        ways_in: (Device::Uplink, Device::Overlay),
-        back: Some((OTHER_NODE_MAC, ETH0)),
-        ..POD_TO_REMOTE
-    };
+    let walk = POD_TO_REMOTE.of_other_node();
     let beside = Frame::tcp(NO_NODE, SERVED).syn();
     life(Case::new(node), walk).goes_to(&beside, REMOTE).flow(
         &beside,
@@ -486,15 +503,7 @@ pub(crate) fn owner_has_changed() -> Case {
     let answer = walk.answer().seq(5001).ack(1019).payload(b"answer");
     Case::new(node)
         .shakes_hands(walk)
-        .then(move |lab| {
-            let owned = MasqueradedKey::new(
-                Ipv4::new(SERVED.0),
-                Port::new(SERVED.1),
-                Port::new(walk.port(Protocol::TCP)),
-                Protocol::TCP,
-            );
-            lab.maps.masqueraded.remove(&owned).unwrap();
-        })
+        .then(move |lab| forget_owner(lab, walk))
         .send(ingress(Device::Overlay, &answer).dropped(Reason::DropReplyUnknown))
         .send(ingress(Device::Pods, &data).redirected(Reason::RejectUnknownSource, data.reset()))
         .then(move |lab| taken(lab, walk.port(Protocol::TCP), OTHER_NODE))
