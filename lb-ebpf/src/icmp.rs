@@ -2,7 +2,7 @@
 //! hear of it, in its own terms: without them a connection over a path that takes smaller packets hangs (RFC 1191).
 
 use crate::{
-    answer, config, flow, forward, masquerade,
+    answer, config, flow, forward, inside, masquerade,
     open::serving,
     outcome::{End, Outcome, Step, drop, pass},
     packet::{ETH_LEN, IPV4_LEN, Packet},
@@ -60,10 +60,13 @@ struct Error {
 #[inline(always)]
 pub(crate) fn coming(packet: &Packet<'_>, roles: Interface) -> Step<Outcome> {
     let Some(error) = read(packet) else { return pass(Reason::PassOtherProtocol) };
+    let mut answered = error.quoted.reversed();
+    if !roles.is(Interface::OVERLAY) && !roles.is(Interface::PODS) {
+        // About a packet that this node seemed to have sent: see `masquerade::outer`.
+        answered.destination = inside::overlay();
+    }
     // An uplink may be the overlay too: a client's error about an answer comes in there as well.
-    if (roles.is(Interface::OVERLAY) || roles.is(Interface::PODS))
-        && let Some(found) = answer::find(&error.quoted.reversed())
-    {
+    if let Some(found) = answer::find(&answered) {
         return from_backend(packet, &error, &found.entry.get(), roles);
     }
     from_client(packet, &error)
@@ -92,7 +95,11 @@ fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
         return pass(Reason::PassOtherProtocol);
     };
     let is_masqueraded = sent != own;
-    let source = if is_masqueraded { sent.source } else { error.outer.key.source };
+    let (mut client, mut source) = (own.source, error.outer.key.source);
+    if is_masqueraded {
+        client = masquerade::outer(&sent, backend.is_masqueraded());
+        source = client;
+    }
     let exit = match flow.path() {
         Path::Stack => Exit::stack(mark::FORWARDED),
         Path::Redirect => redirect(packet, error, source, backend.address, is_masqueraded)?,
@@ -100,7 +107,7 @@ fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
     let new = Ends {
         source,
         receiver: (backend.address, backend.port),
-        other: (sent.source, sent.source_port),
+        other: (client, sent.source_port),
     };
     finish(packet, error, &new, exit, Reason::ForwardIcmpError)
 }

@@ -147,9 +147,8 @@ fn counted(connection: &Connection, plan: Step<Plan>) -> Step<Plan> {
 #[inline(always)]
 fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection) -> Step<Plan> {
     let backend = &connection.backend;
-    if backend.is_masqueraded() && parsed.is_masqueraded() {
-        // A node that is on another network than the pods' answers the address over that one.
-        parsed.outer = parsed.key.destination;
+    if parsed.is_masqueraded() {
+        parsed.outer = masquerade::outer(&parsed.key, backend.is_masqueraded());
     }
     if connection.path == Path::Stack {
         // The stack's own "fragmentation needed" would quote the backend's address, which no socket of the client knows.

@@ -174,7 +174,8 @@ impl State {
             Changes::Everything => {
                 self.holders = Holders::of(store.nodes());
                 self.inside = extend::inside(self.holders.nodes());
-                let far = self.holders.nodes().iter().filter(|node| self.unreachable_problem(node).is_some());
+                let far =
+                    self.holders.nodes().iter().filter(|node| !self.reach.includes(node, &self.self_name));
                 let far = far.map(|node| node.name.clone()).collect();
                 self.aside = Aside::new(self.holders.nodes(), far);
                 unsettled.nodes = true;
