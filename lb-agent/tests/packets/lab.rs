@@ -164,7 +164,7 @@ impl Lab {
 
     /// What packets know of this node: [`OWN`].
     pub(crate) fn own(&mut self) {
-        self.maps.inside.set_own(Own { overlay: Ipv4::new(OWN) }).unwrap();
+        self.maps.inside.set_own(Own { overlay: Ipv4::new(OWN), ..Own::default() }).unwrap();
     }
 
     /// A network whose hosts are inside the cluster.
