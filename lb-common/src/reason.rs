@@ -79,6 +79,7 @@ reasons! {
     23 PassReplyToStack Pass "pass_reply_to_stack" "A backend's answer that the stack routes first (egress translates it), or tells the pod to be too big."
     24 PassFragment Pass "pass_fragment" "A later fragment whose first one was not ours, or has not come before it: the stack never gets the first one of what is ours, so nobody gets the rest."
     25 PassUnknownInterface Pass "pass_unknown_interface" "On an interface without a role: the agent has not written it yet, or it was replaced."
+    26 PassLoopback Pass "pass_loopback" "From 127/8 to a served port: such a packet never leaves this node, so the node itself takes it."
 
     32 RejectNoEndpoint Reject "reject_no_endpoint" "No endpoint of the service is ready."
     33 RejectBackendGone Reject "reject_backend_gone" "TCP: the flow's backend is gone, so the connection is."
@@ -99,6 +100,7 @@ reasons! {
     56 DropRejectFailed Drop "drop_reject_failed" "The answer to a refused packet could not be built."
     57 DropTooBig Drop "drop_too_big" "Larger than the way to the backend allows, and no answer is due."
     58 DropIcmpRedirect Drop "drop_icmp_redirect" "An ICMP redirect of this node to a pod: it would lead the answers to one client past the node, all to one holder."
+    59 DropNoOverlay Drop "drop_no_overlay" "From inside the cluster, but this node's own overlay address is not known yet: no answer would find its way back."
 }
 
 /// Number of slots in the `outcomes` map: room for new reasons without a new layout.

@@ -48,10 +48,11 @@ static MASQUERADED: HashMap<
 /// clients do not come back from.
 #[inline(always)]
 pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<()> {
-    if !sieve::may_be_served(&parsed.key) || parsed.key.source.is_loopback() {
+    if !sieve::may_be_served(&parsed.key) {
         return ControlFlow::Continue(());
     }
-    let is_inside = inside::is_inside(parsed.key.source, roles);
+    let is_loopback = parsed.key.source.is_loopback();
+    let is_inside = is_loopback || inside::is_inside(parsed.key.source, roles);
     if !is_inside && !sieve::may_be_masqueraded(&parsed.key) {
         return ControlFlow::Continue(());
     }
@@ -59,6 +60,9 @@ pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface
         return change(parsed, port);
     }
     let Some(service) = service::find(&parsed.key) else { return ControlFlow::Continue(()) };
+    if is_loopback {
+        return pass(Reason::PassLoopback);
+    }
     let begins = parsed.is_udp() || parsed.tcp.is_opening();
     let now = clock::now();
     if is_inside {
@@ -73,7 +77,7 @@ pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface
     }
     let overlay = inside::overlay();
     if overlay == Ipv4::UNSPECIFIED {
-        return drop(Reason::DropNoRing);
+        return drop(Reason::DropNoOverlay);
     }
     match allot(&Wish { key: parsed.key, overlay, now }) {
         0 => refuse(Reason::RejectNoPort),
