@@ -4,6 +4,7 @@
 use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::plan::{self, Comparison, Observed, Operation, Rest};
+use crate::node::interfaces::Kind;
 use crate::node::return_path::Way;
 use crate::node::roles::{LOOPBACK, Network, Roles};
 use crate::node::{nft, return_path, sysctl};
@@ -475,6 +476,9 @@ fn wanted_interfaces(roles: &Roles) -> BTreeMap<u32, Interface> {
         for device in devices {
             let entry = interfaces.entry(device.index).or_default();
             *entry = entry.and(role);
+            if role == Interface::UPLINK && device.kind == Kind::Bridge {
+                *entry = entry.and(Interface::BRIDGE);
+            }
         }
     }
     interfaces.insert(LOOPBACK, Interface::NODE);

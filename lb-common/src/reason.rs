@@ -75,7 +75,7 @@ reasons! {
     19 PassForeign Pass "pass_foreign" "No service, flow or endpoint of ours."
     20 PassOwnSocket Pass "pass_own_socket" "To a served port, but part of a connection that this node itself has open."
     21 PassSynAck Pass "pass_syn_ack" "A SYN-ACK to a served port without a flow: the answer to a connection that this node masqueraded; never one to a backend."
-    22 PassFinished Pass "pass_finished" "Egress of a packet that ingress has already translated and redirected."
+    22 PassFinished Pass "pass_finished" "A packet that the program has translated already: it goes out after a redirect, or comes in once more on a bridge."
     23 PassReplyToStack Pass "pass_reply_to_stack" "A backend's answer that the stack routes first (egress translates it), or tells the pod to be too big."
     24 PassFragment Pass "pass_fragment" "A later fragment whose first one was not ours, or has not come before it: the stack never gets the first one of what is ours, so nobody gets the rest."
     25 PassUnknownInterface Pass "pass_unknown_interface" "On an interface without a role: the agent has not written it yet, or it was replaced."

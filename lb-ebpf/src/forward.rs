@@ -183,9 +183,14 @@ pub(crate) fn redirect(interface: u32, next_hop: Ipv4) -> bool {
 /// for another host's.
 #[inline(always)]
 pub(crate) fn to_self(packet: &Packet<'_>) -> bool {
+    packet.write(0, [0_u8; 6]) && enter(TO_SELF.interface)
+}
+
+/// Lets it come in on an interface.
+#[inline(always)]
+pub(crate) fn enter(interface: u32) -> bool {
     // SAFETY: any interface index is allowed.
-    packet.write(0, [0_u8; 6])
-        && unsafe { bpf_redirect(TO_SELF.interface, BPF_F_INGRESS.into()) == i64::from(TC_ACT_REDIRECT) }
+    unsafe { bpf_redirect(interface, BPF_F_INGRESS.into()) == i64::from(TC_ACT_REDIRECT) }
 }
 
 /// Sends it back out of the interface that it came in on, with the link-layer addresses that it carries.

@@ -104,11 +104,7 @@ fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
         Path::Stack => Exit::stack(mark::FORWARDED),
         Path::Redirect => redirect(packet, error, source, backend.address, is_masqueraded)?,
     };
-    let new = Ends {
-        source,
-        receiver: (backend.address, backend.port),
-        other: (client, sent.source_port),
-    };
+    let new = Ends { source, receiver: (backend.address, backend.port), other: (client, sent.source_port) };
     finish(packet, error, &new, exit, Reason::ForwardIcmpError)
 }
 

@@ -47,6 +47,9 @@ fn ended(walk: Step<Outcome>) -> Outcome {
 #[inline(always)]
 fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     let roles = interface::roles(packet)?;
+    if roles.is(Interface::BRIDGE) && config::mark_byte(packet) == mark::FORWARDED {
+        return pass(Reason::PassFinished);
+    }
     if is_icmp(packet) {
         return icmp::coming(packet, roles);
     }
@@ -126,7 +129,7 @@ fn leave_whole(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Outcome> {
 fn plan(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan> {
     masquerade::request(packet, parsed, roles)?;
     if let Some(connection) = open::connection(packet, parsed)? {
-        return counted(&connection, to_backend(packet, parsed, &connection));
+        return counted(&connection, to_backend(packet, parsed, &connection, roles));
     }
     if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) || masquerade::may_be_answer(&parsed.key) {
         return answer::from_backend(packet, parsed, roles);
@@ -145,7 +148,12 @@ fn counted(connection: &Connection, plan: Step<Plan>) -> Step<Plan> {
 
 /// The way to the backend.
 #[inline(always)]
-fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection) -> Step<Plan> {
+fn to_backend(
+    packet: &Packet<'_>,
+    parsed: &mut Parsed,
+    connection: &Connection,
+    roles: Interface,
+) -> Step<Plan> {
     let backend = &connection.backend;
     if parsed.is_masqueraded() {
         parsed.outer = masquerade::outer(&parsed.key, backend.is_masqueraded());
@@ -159,7 +167,7 @@ fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection)
         {
             return too_big(mtu);
         }
-        return through_stack(backend);
+        return through_stack(packet, backend, roles);
     }
     let length = forward::wire_length(packet, parsed);
     // A masqueraded packet needs the Ethernet addresses too.
@@ -174,10 +182,14 @@ fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection)
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
-        forward::Route::Local if parsed.is_masqueraded() => redirect(parsed, backend, forward::TO_SELF),
+        forward::Route::Local if parsed.is_masqueraded() => {
+            // A datagram is answered from the address that it came from, where that is this node's own.
+            parsed.outer = backend.address;
+            redirect(parsed, backend, forward::TO_SELF)
+        }
         // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
         // is reached by the stack alone.
-        forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),
+        forward::Route::TooBig { .. } | forward::Route::Local => through_stack(packet, backend, roles),
         forward::Route::None => drop(Reason::DropNoRoute),
     }
 }
@@ -192,8 +204,13 @@ fn redirect(parsed: &Parsed, backend: &Backend, way: Way) -> Step<Plan> {
 
 /// With the mark that keeps the CNI's masquerade off it.
 #[inline(always)]
-fn through_stack(backend: &Backend) -> Step<Plan> {
-    ControlFlow::Continue(to(backend, Exit::stack(mark::FORWARDED), Reason::ForwardStack))
+fn through_stack(packet: &Packet<'_>, backend: &Backend, roles: Interface) -> Step<Plan> {
+    let exit = if roles.is(Interface::BRIDGE) {
+        Exit::stack_again(packet.interface(), mark::FORWARDED)
+    } else {
+        Exit::stack(mark::FORWARDED)
+    };
+    ControlFlow::Continue(to(backend, exit, Reason::ForwardStack))
 }
 
 #[inline(always)]

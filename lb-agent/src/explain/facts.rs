@@ -2,11 +2,11 @@
 
 use super::socket;
 use crate::datapath::copies::Copies;
+use lb_common::addr::{Port, Protocol};
 use lb_common::backend::{Backend, BackendState};
 use lb_common::config::Timeouts;
 use lb_common::flow::{Flow, FlowKey, Path, Reply, ReplyKind};
 use lb_common::holder::{EndpointHolders, EndpointKey};
-use lb_common::addr::{Port, Protocol};
 use lb_common::maglev;
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddrV4};

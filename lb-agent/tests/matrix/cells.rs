@@ -67,11 +67,14 @@ fn outside(bed: &Bed, backend: &Backend) -> Source {
     }
 }
 
-/// Another node answers over its own network: it sees the Service's address, where the overlay's is on another.
+/// The holder's overlay address; but a node sees one on its own network: itself, or the Service's.
 fn inside_source(bed: &Bed, backend: &Backend) -> Source {
     let holder = bed.testbed.node(1);
-    let is_aside = backend.node != 1 && backend.is_host && holder.overlay() != holder.address();
-    Source::Address(if is_aside { ADDRESS } else { holder.overlay() })
+    Source::Address(match (backend.is_host, backend.node) {
+        (true, 1) => holder.address(),
+        (true, _) if holder.overlay() != holder.address() => ADDRESS,
+        _ => holder.overlay(),
+    })
 }
 
 impl Place {

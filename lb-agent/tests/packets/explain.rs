@@ -199,7 +199,8 @@ fn a_known_connection_from_inside_is_told_by_the_port_that_it_has() {
         let known = key((OWN, 20_000), SERVED);
         let flow = Flow::new(0, 1, 1, Path::Redirect, State::Established, now());
         lab.maps.flows.insert(&known, &flow).unwrap();
-        let reply = Reply::translate(address, Port::new(SERVED.1), 0, Path::Redirect, now()).masqueraded(true);
+        let reply =
+            Reply::translate(address, Port::new(SERVED.1), 0, Path::Redirect, now()).masqueraded(true);
         lab.maps.replies.insert(&key((OWN, 20_000), REMOTE).reversed(), &reply).unwrap();
 
         let steps = ask(&lab, client, Via::Node, None);

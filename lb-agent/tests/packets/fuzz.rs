@@ -13,8 +13,8 @@ use lb_common::addr::Protocol;
 use lb_common::backend::BackendState;
 use lb_common::config::Config;
 use lb_common::holder::EndpointHolders;
-use lb_common::{maglev, masquerade};
 use lb_common::reason::{Kind, Reason};
+use lb_common::{maglev, masquerade};
 
 const PACKETS: u32 = 500_000;
 /// Counters are compared after so many packets: narrow enough to find the culprit, wide enough to be quick.
@@ -124,11 +124,13 @@ fn fill(lab: &mut Lab) {
         let key = Frame::tcp((CLIENT.0, CLIENT.1 + port), MIXED).key();
         lab.maps.flows.insert(&key, &flow).unwrap();
     }
-    crate::lab::sh("
+    crate::lab::sh(
+        "
         ip link set weave mtu 1376; ip link set eth0 mtu 1400
         ip neighbour add 10.32.0.5 lladdr 02:00:00:00:00:05 dev weave nud permanent
         ip neighbour add 10.40.0.2 lladdr 02:00:00:00:00:42 dev weave nud permanent
-    ");
+    ",
+    );
 }
 
 fn mark(random: &mut Rng) -> u32 {
@@ -342,8 +344,9 @@ fn only_translated(before: &[u8], after: &[u8]) -> bool {
         };
         let ours = [22..23, 24..34, 36..38, 52..66, 68..70, 78..80];
         return before.len() == after.len()
-            && (0..before.len())
-                .all(|at| before[at] == after[at] || is_ethernet(at) || ours.iter().any(|part| part.contains(&at)));
+            && (0..before.len()).all(|at| {
+                before[at] == after[at] || is_ethernet(at) || ours.iter().any(|part| part.contains(&at))
+            });
     }
     if before[20] & 0x1f != 0 || before[21] != 0 {
         // No ports, no other checksum.

@@ -154,7 +154,13 @@ fn with_ethernet(frame: Frame, ethernet: Option<([u8; 6], [u8; 6])>) -> Frame {
 }
 
 fn key(client: End, address: End, protocol: Protocol) -> FlowKey {
-    FlowKey::new(Ipv4::new(client.0), Port::new(client.1), Ipv4::new(address.0), Port::new(address.1), protocol)
+    FlowKey::new(
+        Ipv4::new(client.0),
+        Port::new(client.1),
+        Ipv4::new(address.0),
+        Port::new(address.1),
+        protocol,
+    )
 }
 
 fn port_of(client: End, address: End, protocol: Protocol) -> u16 {
@@ -388,11 +394,7 @@ fn exhausted(lab: &mut Lab) {
 pub(crate) fn no_port() -> Case {
     let (syn, query) = (POD_TO_REMOTE.tcp().syn(), Frame::udp(POD, SERVED).payload(b"query"));
     Case::new(exhausted)
-        .send(
-            ingress(Device::Pods, &syn)
-                .marked(0x0000_4abc)
-                .redirected(Reason::RejectNoPort, syn.reset())
-        )
+        .send(ingress(Device::Pods, &syn).marked(0x0000_4abc).redirected(Reason::RejectNoPort, syn.reset()))
         .then(|lab| assert!(lab.maps.masquerades.list().unwrap().is_empty()))
         // Other protocols have ports of their own.
         .walks(POD_TO_REMOTE, &query)
@@ -427,8 +429,7 @@ fn table_of_ports_is_full() {
         }
     })
     .send(
-        ingress(Device::Pods, other.tcp().syn())
-            .redirected(Reason::RejectNoPort, other.tcp().syn().reset()),
+        ingress(Device::Pods, other.tcp().syn()).redirected(Reason::RejectNoPort, other.tcp().syn().reset()),
     )
     .then(|lab| assert!(lab.maps.masqueraded.list().unwrap().is_empty(), "a port without an owner"));
     crate::case::run("table_of_ports_is_full", &case);
@@ -463,9 +464,7 @@ pub(crate) fn own_socket() -> Case {
 }
 
 pub(crate) fn syn_ack() -> Case {
-    Case::new(node).send(
-        ingress(Device::Pods, POD_TO_REMOTE.tcp().syn().ack(1)).passes(Reason::PassSynAck),
-    )
+    Case::new(node).send(ingress(Device::Pods, POD_TO_REMOTE.tcp().syn().ack(1)).passes(Reason::PassSynAck))
 }
 
 /// `sessionAffinity: ClientIP` is by the client's own address: by the overlay address all would get one backend.

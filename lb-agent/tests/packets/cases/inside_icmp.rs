@@ -26,7 +26,13 @@ fn port() -> Icmpv4Type {
 
 impl Case {
     /// What `teller` says about the client's `packet`, as that has left, is told to the client in its own terms.
-    fn tells_client(self, walk: Walk, packet: &Frame, (teller, kind): ([u8; 4], &Icmpv4Type), quoted: usize) -> Self {
+    fn tells_client(
+        self,
+        walk: Walk,
+        packet: &Frame,
+        (teller, kind): ([u8; 4], &Icmpv4Type),
+        quoted: usize,
+    ) -> Self {
         let source = walk.source(packet.key().protocol);
         let about = packet.clone().from(source).to(walk.backend).error_from(teller, kind.clone(), quoted);
         let due = walk.back(packet.error_from(SERVED.0, kind.clone(), quoted).ttl(63));
@@ -34,7 +40,13 @@ impl Case {
     }
 
     /// What `teller` says about the backend's `answer`, as the client has got it, is told to the backend.
-    fn tells_backend(self, walk: Walk, answer: &Frame, (teller, kind): ([u8; 4], &Icmpv4Type), quoted: usize) -> Self {
+    fn tells_backend(
+        self,
+        walk: Walk,
+        answer: &Frame,
+        (teller, kind): ([u8; 4], &Icmpv4Type),
+        quoted: usize,
+    ) -> Self {
         let about = answer.clone().from(SERVED).to(walk.client).error_from(teller, kind.clone(), quoted);
         let due = walk.forth(answer.error_from(OWN, kind.clone(), quoted).ttl(63));
         self.send(ingress(walk.ways_in.0, about).redirected(Reason::ForwardIcmpError, due))
