@@ -49,7 +49,7 @@ fn a_closed_port_of_a_pod_is_told_to_the_socket_that_asked() {
             let asker = Asker::new(host, at(V, 53));
             let told = wait::until(&format!("{} is refused", host.name()), SOON, || {
                 // The backend's kernel sends so many errors a second and no more.
-                let outcome = asker.ask("anybody?").map_err(|error| error.downcast::<std::io::Error>());
+                let outcome = asker.ask("anybody?").map_err(anyhow::Error::downcast::<std::io::Error>);
                 let refused =
                     matches!(&outcome, Err(Ok(error)) if error.kind() == ErrorKind::ConnectionRefused);
                 ensure!(refused, "{outcome:?}");
