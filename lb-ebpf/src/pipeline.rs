@@ -47,7 +47,7 @@ fn ended(walk: Step<Outcome>) -> Outcome {
 #[inline(always)]
 fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     let roles = interface::roles(packet)?;
-    if roles.is(Interface::BRIDGE) && config::mark_byte(packet) == mark::FORWARDED {
+    if comes_again(config::mark_byte(packet), roles) {
         return pass(Reason::PassFinished);
     }
     if is_icmp(packet) {
@@ -63,6 +63,13 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
         fragment::note(packet.skb(), outcome.reason());
     }
     ControlFlow::Continue(outcome)
+}
+
+/// Whether it is one of `Exit::stack_again`. A function of its own, since what the verifier would know of the roles behind a
+/// branch here would make it walk all that follows once more.
+#[inline(never)]
+fn comes_again(mark: u8, roles: Interface) -> bool {
+    mark == mark::FORWARDED && roles.is(Interface::BRIDGE)
 }
 
 /// A packet with all its headers.

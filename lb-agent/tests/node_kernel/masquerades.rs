@@ -117,8 +117,7 @@ fn an_owner_without_a_connection_goes() {
 fn networks_are_read_back_as_they_were_written() {
     let mut maps = maps();
     let network = |prefix, address| Network { prefix, address: Ipv4::new(address) };
-    let networks =
-        [network(12, [10, 32, 0, 0]), network(24, [10, 32, 7, 0]), network(32, [192, 0, 2, 7])];
+    let networks = [network(12, [10, 32, 0, 0]), network(24, [10, 32, 7, 0]), network(32, [192, 0, 2, 7])];
     for network in networks {
         maps.inside.insert(network).unwrap();
         maps.inside.insert(network).unwrap();

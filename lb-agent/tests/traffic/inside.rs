@@ -49,8 +49,9 @@ fn a_closed_port_of_a_pod_is_told_to_the_socket_that_asked() {
             let asker = Asker::new(host, at(V, 53));
             let told = wait::until(&format!("{} is refused", host.name()), SOON, || {
                 // The backend's kernel sends so many errors a second and no more.
-                let outcome = asker.ask("anybody?").map_err(|error| error.downcast::<std::io::Error>());
-                let refused = matches!(&outcome, Err(Ok(error)) if error.kind() == ErrorKind::ConnectionRefused);
+                let outcome = asker.ask("anybody?").map_err(anyhow::Error::downcast::<std::io::Error>);
+                let refused =
+                    matches!(&outcome, Err(Ok(error)) if error.kind() == ErrorKind::ConnectionRefused);
                 ensure!(refused, "{outcome:?}");
                 Ok(())
             });
@@ -98,7 +99,8 @@ fn connections_are_shown_and_explained_with_both_of_their_sources() {
         let (local, seen_as) = (talk.local().to_string(), talk.seen_as.to_string());
         assert_ne!(local, seen_as);
         let flows = ask(&["flows", "--client", &talk.local().ip().to_string()]);
-        let of_talk: Vec<_> = flows.as_array().unwrap().iter().filter(|flow| flow["seen_as"] == seen_as).collect();
+        let of_talk: Vec<_> =
+            flows.as_array().unwrap().iter().filter(|flow| flow["seen_as"] == seen_as).collect();
         assert_eq!(of_talk.len(), 1, "{flows:#}");
         assert_eq!(of_talk[0]["client"], talk.local().ip().to_string());
         assert_eq!(of_talk[0]["client_port"], talk.local().port());
@@ -171,7 +173,9 @@ fn no_source_is_given_to_two_of_three_thousand() {
         let joining: Vec<_> = hosts
             .iter()
             .map(|host| {
-                scope.spawn(move || host.enter(|| (0..share).map(|_| join(at(V, 80))).collect::<Result<Vec<_>>>()))
+                scope.spawn(move || {
+                    host.enter(|| (0..share).map(|_| join(at(V, 80))).collect::<Result<Vec<_>>>())
+                })
             })
             .collect();
         joining.into_iter().flat_map(|thread| thread.join().unwrap().unwrap()).collect::<Vec<_>>()
