@@ -61,7 +61,9 @@ pub(crate) fn check_hooks(host: &Host, kind: &str) -> Result<()> {
         .iter()
         .flat_map(|device| ["egress", "ingress"].map(|way| format!("{device} {kind}/{way} reweave_{way}")))
         // What leaves by the bridge's port has passed the bridge, what leaves by `lo` comes in there.
-        .filter(|hook| !["vxlan-6784", "lo"].iter().any(|it| hook.starts_with(&format!("{it} {kind}/egress"))))
+        .filter(|hook| {
+            !["vxlan-6784", "lo"].iter().any(|it| hook.starts_with(&format!("{it} {kind}/egress")))
+        })
         .collect();
     ensure!(ours.iter().map(|hook| hook.as_str()).eq(wanted.iter()), "hooks: {found:?}");
     Ok(())
