@@ -53,7 +53,8 @@ impl Sandboxes {
             Some(at) => self.0[at] = fresh,
             None => self.0.push(fresh),
         }
-        &mut self.0[found.unwrap_or(self.0.len() - 1)].2
+        let at = found.unwrap_or(self.0.len() - 1);
+        &mut self.0[at].2
     }
 }
 
