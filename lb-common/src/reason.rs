@@ -99,6 +99,7 @@ reasons! {
     56 DropRejectFailed Drop "drop_reject_failed" "The answer to a refused packet could not be built."
     57 DropTooBig Drop "drop_too_big" "Larger than the way to the backend allows, and no answer is due."
     58 DropIcmpRedirect Drop "drop_icmp_redirect" "An ICMP redirect of this node to a pod: it would lead the answers to one client past the node, all to one holder."
+    59 DropPastHolder Drop "drop_past_holder" "A pod's answer to another holder's forward, about to leave past that holder, with the pod's address: rule, route or program was removed, and is on its way back."
 }
 
 /// Number of slots in the `outcomes` map: room for new reasons without a new layout.
