@@ -42,6 +42,8 @@ pub struct Sweeps {
     pub removed_flows: u64,
     /// Replies that they have removed.
     pub removed_replies: u64,
+    /// Source ports of clients inside the cluster that they have given back.
+    pub removed_masquerades: u64,
 }
 
 /// For the loop.
@@ -52,11 +54,13 @@ pub type Subscriber = watch::Receiver<Health>;
 impl Health {
     /// Notes a sweep that took so long.
     pub fn note_sweep(&mut self, swept: Swept, duration: Duration) {
-        let Sweeps { number, duration: last, removed_flows, removed_replies } = &mut self.sweeps;
+        let Sweeps { number, duration: last, removed_flows, removed_replies, removed_masquerades } =
+            &mut self.sweeps;
         *number += 1;
         *last = duration;
         *removed_flows += swept.removed_flows;
         *removed_replies += swept.removed_replies;
+        *removed_masquerades += swept.removed_masquerades;
         self.swept = swept;
     }
 
@@ -119,11 +123,14 @@ mod tests {
     fn sweeps_add_up() {
         let mut health = Health::default();
         for seconds in [3, 2] {
-            let swept = Swept { removed_flows: 5, removed_replies: 6, ..Swept::default() };
+            let swept =
+                Swept { removed_flows: 5, removed_replies: 6, removed_masquerades: 7, ..Swept::default() };
             health.note_sweep(swept, Duration::from_secs(seconds));
         }
         let duration = Duration::from_secs(2);
-        assert_eq!(health.sweeps, Sweeps { number: 2, duration, removed_flows: 10, removed_replies: 12 });
+        let (removed_flows, removed_replies, removed_masquerades) = (10, 12, 14);
+        let expected = Sweeps { number: 2, duration, removed_flows, removed_replies, removed_masquerades };
+        assert_eq!(health.sweeps, expected);
         assert_eq!(health.swept.removed_flows, 5);
     }
 

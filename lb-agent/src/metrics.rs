@@ -84,7 +84,7 @@ fn agent(encoder: &mut DescriptorEncoder<'_>, health: &Health) -> fmt::Result {
 
 /// What the sweeps of the flow tables found: a scrape does not read a million entries.
 fn swept(encoder: &mut DescriptorEncoder<'_>, health: &Health) -> fmt::Result {
-    let Sweeps { number, duration, removed_flows, removed_replies } = health.sweeps;
+    let Sweeps { number, duration, removed_flows, removed_replies, removed_masquerades } = health.sweeps;
     single(encoder, ("sweeps", "Sweeps of the flow tables", None), &ConstCounter::new(number))?;
     gauge(
         encoder,
@@ -98,7 +98,7 @@ fn swept(encoder: &mut DescriptorEncoder<'_>, health: &Health) -> fmt::Result {
         "swept_entries",
         "Entries that sweeps removed, of connections that were over, by table",
         None,
-        [("flows", removed_flows), ("replies", removed_replies)]
+        [("flows", removed_flows), ("replies", removed_replies), ("masquerades", removed_masquerades)]
             .map(|(table, removed)| ([("table", table.to_owned())], removed)),
     )?;
     let states =
@@ -281,6 +281,7 @@ fn fill(maps: &Maps, backends: f64, health: &Health) -> Result<Vec<(Labels<1>, f
         ("replies", maps.replies.max_entries()?),
         ("handshakes", maps.handshakes.max_entries()?),
         ("handshake_replies", maps.handshake_replies.max_entries()?),
+        ("masquerades", maps.masquerades.max_entries()?),
     ];
     let swept = swept
         .into_iter()

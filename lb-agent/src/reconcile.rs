@@ -4,8 +4,9 @@
 use crate::datapath::attach::{AttachError, Hooks};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::plan::{self, Comparison, Observed, Operation, Rest};
+use crate::node::interfaces::Kind;
 use crate::node::return_path::Way;
-use crate::node::roles::{LOOPBACK, Roles};
+use crate::node::roles::{LOOPBACK, Network, Roles};
 use crate::node::{nft, return_path, sysctl};
 use crate::policy::extend::HolderWanted;
 use crate::policy::marks;
@@ -16,7 +17,7 @@ use lb_common::backend::BackendState;
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
 use lb_common::mark::MAX_HOLDERS;
-use lb_common::masquerade::{Network, Own};
+use lb_common::masquerade::{self, Own};
 use lb_common::service::ServiceKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -89,7 +90,7 @@ pub struct Reconciler {
     way_back: Option<BTreeMap<Mac, Holder>>,
     /// Who is inside the cluster, as the maps have it; `None` until it is looked at, and again when something on the node
     /// changed.
-    inside: Option<BTreeSet<Network>>,
+    inside: Option<BTreeSet<masquerade::Network>>,
     /// Of what is noted with what the maps hold.
     comparison: Comparison,
     /// The marks of holders that left, and the number of sweeps when that was noticed.
@@ -192,7 +193,10 @@ impl Reconciler {
         for change in self.sysctls.open_loopback()? {
             info!(%change, "changed a sysctl, since answers to the node's own processes must pass; cleanup restores it");
         }
-        let own = Own { overlay: roles.overlay_address.into() };
+        let own = Own {
+            overlay: roles.overlay_address.into(),
+            is_outside: (roles.network == Network::Routed).into(),
+        };
         if self.maps.inside.own()? != own {
             self.maps.inside.set_own(own)?;
         }
@@ -238,7 +242,7 @@ impl Reconciler {
     }
 
     /// Who is inside the cluster, before a port is served to them.
-    fn note_inside(&mut self, wanted: &BTreeSet<Network>) -> Result<(), MapsError> {
+    fn note_inside(&mut self, wanted: &BTreeSet<masquerade::Network>) -> Result<(), MapsError> {
         if self.inside.as_ref() == Some(wanted) {
             return Ok(());
         }
@@ -472,6 +476,9 @@ fn wanted_interfaces(roles: &Roles) -> BTreeMap<u32, Interface> {
         for device in devices {
             let entry = interfaces.entry(device.index).or_default();
             *entry = entry.and(role);
+            if role == Interface::UPLINK && device.kind == Kind::Bridge {
+                *entry = entry.and(Interface::BRIDGE);
+            }
         }
     }
     interfaces.insert(LOOPBACK, Interface::NODE);

@@ -22,6 +22,9 @@ impl Interface {
     /// The node's own packets to its own addresses pass it: `lo`.
     pub const NODE: Self = Self { roles: 8 };
 
+    /// Beside UPLINK, it is a bridge: netfilter may have seen its frames before it, and tracks their connections.
+    pub const BRIDGE: Self = Self { roles: 16 };
+
     /// Both roles.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {

@@ -114,10 +114,12 @@ pub struct Network {
 pub struct Own {
     /// The overlay address; zero where it is not known yet.
     pub overlay: Ipv4,
+    /// 1 where that is on the network that the nodes are on, else 0.
+    pub is_outside: u32,
 }
 
 const _: () = assert!(size_of::<Masquerade>() == 4 && size_of::<MasqueradedKey>() == 12);
-const _: () = assert!(size_of::<Client>() == 8 && size_of::<Network>() == 8 && size_of::<Own>() == 4);
+const _: () = assert!(size_of::<Client>() == 8 && size_of::<Network>() == 8 && size_of::<Own>() == 8);
 
 #[cfg(test)]
 mod tests {

@@ -75,10 +75,11 @@ reasons! {
     19 PassForeign Pass "pass_foreign" "No service, flow or endpoint of ours."
     20 PassOwnSocket Pass "pass_own_socket" "To a served port, but part of a connection that this node itself has open."
     21 PassSynAck Pass "pass_syn_ack" "A SYN-ACK to a served port without a flow: the answer to a connection that this node masqueraded; never one to a backend."
-    22 PassFinished Pass "pass_finished" "Egress of a packet that ingress has already translated and redirected."
+    22 PassFinished Pass "pass_finished" "A packet that the program has translated already: it goes out after a redirect, or comes in once more on a bridge."
     23 PassReplyToStack Pass "pass_reply_to_stack" "A backend's answer that the stack routes first (egress translates it), or tells the pod to be too big."
     24 PassFragment Pass "pass_fragment" "A later fragment whose first one was not ours, or has not come before it: the stack never gets the first one of what is ours, so nobody gets the rest."
     25 PassUnknownInterface Pass "pass_unknown_interface" "On an interface without a role: the agent has not written it yet, or it was replaced."
+    26 PassLoopback Pass "pass_loopback" "From 127/8 to a served port: such a packet never leaves this node, so the node itself takes it."
 
     32 RejectNoEndpoint Reject "reject_no_endpoint" "No endpoint of the service is ready."
     33 RejectBackendGone Reject "reject_backend_gone" "TCP: the flow's backend is gone, so the connection is."
@@ -99,7 +100,8 @@ reasons! {
     56 DropRejectFailed Drop "drop_reject_failed" "The answer to a refused packet could not be built."
     57 DropTooBig Drop "drop_too_big" "Larger than the way to the backend allows, and no answer is due."
     58 DropIcmpRedirect Drop "drop_icmp_redirect" "An ICMP redirect of this node to a pod: it would lead the answers to one client past the node, all to one holder."
-    59 DropPastHolder Drop "drop_past_holder" "A pod's answer to another holder's forward, about to leave past that holder, with the pod's address: rule, route or program was removed, and is on its way back."
+    59 DropNoOverlay Drop "drop_no_overlay" "From inside the cluster, but this node's own overlay address is not known yet: no answer would find its way back."
+    60 DropPastHolder Drop "drop_past_holder" "A pod's answer to another holder's forward, about to leave past that holder, with the pod's address: rule, route or program was removed, and is on its way back."
 }
 
 /// Number of slots in the `outcomes` map: room for new reasons without a new layout.

@@ -3,7 +3,7 @@
 use crate::{
     account, backend, clock, config,
     entry::Entry,
-    flow, forward, holder, masquerade,
+    flow, forward, holder, inside, masquerade,
     outcome::{End, Outcome, Step, drop, pass},
     packet::Packet,
     parse::{Parsed, Tcp},
@@ -27,12 +27,11 @@ pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &mut Parsed, roles: Inte
         return pass(Reason::PassForeign);
     }
     parsed.outer = parsed.key.destination;
-    let is_own_side = roles.is(Interface::UPLINK) || roles.is(Interface::NODE);
-    let found = match find(&parsed.key) {
-        None if is_own_side => masquerade::answer(parsed),
-        found => found,
-    };
-    let Some(found) = found else {
+    if !roles.is(Interface::OVERLAY) && !roles.is(Interface::PODS) {
+        // Whoever answers here answers this node: see `masquerade::outer`.
+        parsed.key.destination = inside::overlay();
+    }
+    let Some(found) = find(&parsed.key) else {
         parsed.key.destination = parsed.outer;
         return unknown(packet, parsed, roles);
     };

@@ -51,7 +51,7 @@ pub(crate) enum Route {
     Via(Way),
     /// To this node itself.
     Local,
-    /// The device's MTU, in bytes of an IP packet, is smaller than the packet.
+    /// The device's MTU, in bytes of an IP packet, is smaller than the packet; 0 where the kernel does not tell it.
     TooBig { mtu: u16 },
     /// Nowhere.
     None,
@@ -76,13 +76,13 @@ pub(crate) fn route(packet: &Packet<'_>, parsed: &Parsed, source: Ipv4, destinat
 
 /// The MTU of the device on the way from `source` to `destination`, in bytes of an IP packet, if it is less than the largest
 /// packet. The question is about that one, since only "too big" is answered with the MTU whether there is a neighbour or not
-/// (Linux 6.18). A kernel before 5.12 does not say it: the answer is the largest packet then.
+/// (Linux 6.18). `None` from a kernel before 5.12, which does not say it.
 #[inline(always)]
 pub(crate) fn mtu(packet: &Packet<'_>, source: Ipv4, destination: Ipv4) -> Option<u16> {
     let question = Question { protocol: Protocol::TCP, tos: 0, length: u16::MAX, source, destination };
     match ask(packet, &question) {
-        Route::TooBig { mtu } => Some(mtu),
-        Route::Via(_) | Route::Local | Route::None => None,
+        Route::TooBig { mtu } if mtu != 0 => Some(mtu),
+        Route::TooBig { .. } | Route::Via(_) | Route::Local | Route::None => None,
     }
 }
 
@@ -141,8 +141,11 @@ fn ask(packet: &Packet<'_>, question: &Question) -> Route {
             })
         }
         BPF_FIB_LKUP_RET_NOT_FWDED => Route::Local,
-        // The MTU stands here since Linux 5.12, commit e1850ea9bd9e.
-        BPF_FIB_LKUP_RET_FRAG_NEEDED => Route::TooBig { mtu: fib.length_or_mtu },
+        // The MTU stands here since Linux 5.12, commit e1850ea9bd9e. Before, it is what was asked (seen on 5.10), which as an MTU
+        // would change nothing; 0 is the answer of a router that does not tell (RFC 1191, section 5): Linux goes on with 552 bytes.
+        BPF_FIB_LKUP_RET_FRAG_NEEDED => {
+            Route::TooBig { mtu: if fib.length_or_mtu == question.length { 0 } else { fib.length_or_mtu } }
+        }
         _ => Route::None,
     }
 }
@@ -180,9 +183,14 @@ pub(crate) fn redirect(interface: u32, next_hop: Ipv4) -> bool {
 /// for another host's.
 #[inline(always)]
 pub(crate) fn to_self(packet: &Packet<'_>) -> bool {
+    packet.write(0, [0_u8; 6]) && enter(TO_SELF.interface)
+}
+
+/// Lets it come in on an interface.
+#[inline(always)]
+pub(crate) fn enter(interface: u32) -> bool {
     // SAFETY: any interface index is allowed.
-    packet.write(0, [0_u8; 6])
-        && unsafe { bpf_redirect(TO_SELF.interface, BPF_F_INGRESS.into()) == i64::from(TC_ACT_REDIRECT) }
+    unsafe { bpf_redirect(interface, BPF_F_INGRESS.into()) == i64::from(TC_ACT_REDIRECT) }
 }
 
 /// Sends it back out of the interface that it came in on, with the link-layer addresses that it carries.

@@ -2,19 +2,19 @@
 //! hear of it, in its own terms: without them a connection over a path that takes smaller packets hangs (RFC 1191).
 
 use crate::{
-    answer, config, flow, forward,
+    answer, config, flow, forward, inside, masquerade,
     open::serving,
     outcome::{End, Outcome, Step, drop, pass},
     packet::{ETH_LEN, IPV4_LEN, Packet},
     parse::{Ip, Parsed, Tcp},
     plan::{self, Exit},
-    rewrite::{add, difference, fold, updated, updated_udp, write_ip},
+    rewrite::{self, add, carried, difference, fold, updated, updated_udp},
     wire::{Frame, Ipv4Header, L4Head},
 };
 use core::ops::ControlFlow;
 use lb_common::{
     addr::{Ipv4, Mac, Port, Protocol},
-    flow::{FlowKey, Path, Reply, ReplyKind, Side},
+    flow::{FlowKey, Path, Reply, ReplyKind},
     interface::Interface,
     mark,
     masquerade::Client,
@@ -31,10 +31,8 @@ const ICMP_LEN: usize = 8;
 const ICMP_CHECKSUM: usize = ETH_LEN + IPV4_LEN + 2;
 const QUOTE: usize = ETH_LEN + IPV4_LEN + ICMP_LEN;
 const QUOTED_CHECKSUM: usize = QUOTE + 10;
+const QUOTED_ADDRESSES: usize = QUOTE + 12;
 const QUOTED_L4: usize = QUOTE + IPV4_LEN;
-/// Of an address in its IP header.
-const SOURCE: usize = 12;
-const DESTINATION: usize = 16;
 
 /// An error, without IP options in either header.
 #[derive(Clone, Copy)]
@@ -62,10 +60,13 @@ struct Error {
 #[inline(always)]
 pub(crate) fn coming(packet: &Packet<'_>, roles: Interface) -> Step<Outcome> {
     let Some(error) = read(packet) else { return pass(Reason::PassOtherProtocol) };
+    let mut answered = error.quoted.reversed();
+    if !roles.is(Interface::OVERLAY) && !roles.is(Interface::PODS) {
+        // About a packet that this node seemed to have sent: see `masquerade::outer`.
+        answered.destination = inside::overlay();
+    }
     // An uplink may be the overlay too: a client's error about an answer comes in there as well.
-    if (roles.is(Interface::OVERLAY) || roles.is(Interface::PODS))
-        && let Some(found) = answer::find(&error.quoted.reversed())
-    {
+    if let Some(found) = answer::find(&answered) {
         return from_backend(packet, &error, &found.entry.get(), roles);
     }
     from_client(packet, &error)
@@ -77,7 +78,8 @@ pub(crate) fn leaving(packet: &Packet<'_>) -> Step<Outcome> {
     let Some(error) = read(packet) else { return pass(Reason::PassOtherProtocol) };
     match answer::find(&error.quoted.reversed()).map(|found| found.entry.get()) {
         Some(reply) if reply.kind() == ReplyKind::Translate => {
-            to_client(packet, &error, &reply, Exit::stack(0))
+            let client = Client::new(error.quoted.source, error.quoted.source_port);
+            to_client(packet, &error, &reply, client, Exit::stack(0))
         }
         _ => pass(Reason::PassOtherProtocol),
     }
@@ -86,15 +88,24 @@ pub(crate) fn leaving(packet: &Packet<'_>) -> Step<Outcome> {
 /// From the client's side, about an answer: to the backend that had sent it.
 #[inline(always)]
 fn from_client(packet: &Packet<'_>, error: &Error) -> Step<Outcome> {
-    let flow = flow::established_by_key(&error.quoted.reversed()).map(|entry| entry.get());
+    let own = error.quoted.reversed();
+    let sent = masquerade::tuple(&own).unwrap_or(own);
+    let flow = flow::established_by_key(&sent).map(|entry| entry.get());
     let Some((flow, backend)) = flow.and_then(|flow| Some((flow, serving(&flow)?))) else {
         return pass(Reason::PassOtherProtocol);
     };
+    let is_masqueraded = sent != own;
+    let (mut client, mut source) = (own.source, error.outer.key.source);
+    if is_masqueraded {
+        client = masquerade::outer(&sent, backend.is_masqueraded());
+        source = client;
+    }
     let exit = match flow.path() {
         Path::Stack => Exit::stack(mark::FORWARDED),
-        Path::Redirect => redirect(packet, error, error.outer.key.source, backend.address)?,
+        Path::Redirect => redirect(packet, error, source, backend.address, is_masqueraded)?,
     };
-    finish(packet, error, Side::Client, (backend.address, backend.port), exit, Reason::ForwardIcmpError)
+    let new = Ends { source, receiver: (backend.address, backend.port), other: (client, sent.source_port) };
+    finish(packet, error, &new, exit, Reason::ForwardIcmpError)
 }
 
 /// From a backend, or from somebody on the way to it, about a client's packet: to the client, or to the holder that
@@ -109,39 +120,61 @@ fn from_backend(packet: &Packet<'_>, error: &Error, reply: &Reply, roles: Interf
         ReplyKind::Mark => pass(Reason::PassOtherProtocol),
         ReplyKind::Translate if reply.path() == Path::Stack => pass(Reason::PassReplyToStack),
         ReplyKind::Translate => {
-            let exit = redirect(packet, error, reply.address, error.outer.key.destination)?;
-            to_client(packet, error, reply, exit)
+            let mut client = Client::new(error.quoted.source, error.quoted.source_port);
+            if reply.is_masqueraded() {
+                let Some(itself) = masquerade::client(&error.quoted.reversed(), reply) else {
+                    return drop(Reason::DropReplyUnknown);
+                };
+                client = itself;
+            }
+            let exit = redirect(packet, error, reply.address, client.address, reply.is_masqueraded())?;
+            to_client(packet, error, reply, client, exit)
         }
     }
 }
 
 /// The client knows the address alone, so the error comes from there, whoever on the way has sent it.
 #[inline(always)]
-fn to_client(packet: &Packet<'_>, error: &Error, reply: &Reply, exit: Exit) -> Step<Outcome> {
-    finish(packet, error, Side::Backend, (reply.address, reply.port), exit, Reason::ReplyIcmpError)
+fn to_client(packet: &Packet<'_>, error: &Error, reply: &Reply, client: Client, exit: Exit) -> Step<Outcome> {
+    let new = Ends {
+        source: reply.address,
+        receiver: (client.address, client.port),
+        other: (reply.address, reply.port),
+    };
+    finish(packet, error, &new, exit, Reason::ReplyIcmpError)
 }
 
 #[inline(always)]
-fn redirect(packet: &Packet<'_>, error: &Error, source: Ipv4, destination: Ipv4) -> Step<Exit> {
+fn redirect(
+    packet: &Packet<'_>,
+    error: &Error,
+    source: Ipv4,
+    destination: Ipv4,
+    is_masqueraded: bool,
+) -> Step<Exit> {
     if error.outer.ip.ttl <= 1 {
         return drop(Reason::DropTtl);
     }
     match forward::route(packet, &error.outer, source, destination) {
         forward::Route::Via(way) => ControlFlow::Continue(Exit::redirect(way)),
+        forward::Route::Local if is_masqueraded => ControlFlow::Continue(Exit::redirect(forward::TO_SELF)),
         _ => drop(Reason::DropNoRoute),
     }
 }
 
+/// The ends of an error and of what it quotes, as they are to be.
+struct Ends {
+    /// Of the error.
+    source: Ipv4,
+    /// The error's receiver, who had sent the quoted packet.
+    receiver: (Ipv4, Port),
+    /// The other end of that.
+    other: (Ipv4, Port),
+}
+
 #[inline(always)]
-fn finish(
-    packet: &Packet<'_>,
-    error: &Error,
-    sender: Side,
-    new: (Ipv4, Port),
-    exit: Exit,
-    reason: Reason,
-) -> Step<Outcome> {
-    if !rewrite(packet, error, sender, new, exit.counts_hop()) {
+fn finish(packet: &Packet<'_>, error: &Error, new: &Ends, exit: Exit, reason: Reason) -> Step<Outcome> {
+    if !rewrite(packet, error, new, exit.counts_hop()) {
         return drop(Reason::DropRewrite);
     }
     ControlFlow::Continue(plan::leave(packet, exit, reason))
@@ -213,33 +246,40 @@ fn read_headers(packet: &Packet<'_>) -> Option<Headers> {
     packet.read(0)
 }
 
-/// Gives the error's receiver, or its sender, and the same end of the quoted packet another address, the quoted one another
-/// port too. The error's own checksum covers all that is quoted. False leaves a packet that must be dropped.
+/// Gives the error and the quoted packet other ends. The error's own checksum covers all that is quoted. False leaves a packet
+/// that must be dropped.
 #[inline(always)]
-fn rewrite(packet: &Packet<'_>, error: &Error, sender: Side, new: (Ipv4, Port), counts_hop: bool) -> bool {
+fn rewrite(packet: &Packet<'_>, error: &Error, new: &Ends, counts_hop: bool) -> bool {
     let (outer, quoted) = (&error.outer.key, &error.quoted);
-    let (old_outer, outer_at, old, quoted_at, port_at) = match sender {
-        Side::Client => {
-            (outer.destination, DESTINATION, (quoted.source, quoted.source_port), SOURCE, QUOTED_L4)
-        }
-        Side::Backend => {
-            (outer.source, SOURCE, (quoted.destination, quoted.destination_port), DESTINATION, QUOTED_L4 + 2)
-        }
-    };
-    let address = difference(old.0.to_ne(), new.0.to_ne());
-    let port = difference(old.1.to_ne().into(), new.1.to_ne().into());
+    let (receiver, other) = (new.receiver, new.other);
+    let address = carried(
+        difference(quoted.source.to_ne(), receiver.0.to_ne()),
+        difference(quoted.destination.to_ne(), other.0.to_ne()),
+    );
+    let port = carried(
+        difference(quoted.source_port.to_ne().into(), receiver.1.to_ne().into()),
+        difference(quoted.destination_port.to_ne().into(), other.1.to_ne().into()),
+    );
     let mut sum = u32::from(!error.outer.checksum);
     add(&mut sum, address);
     add(&mut sum, port);
     let quoted_checksum = updated(error.quoted_checksum, address, 0);
     add(&mut sum, difference(error.quoted_checksum.into(), quoted_checksum.into()));
-    write_quoted_sum(packet, error, address, port, &mut sum)
-        && packet.write(QUOTE + quoted_at, new.0)
-        && packet.write(port_at, new.1)
+    // Both ends change where the connection is masqueraded.
+    let is_masqueraded = quoted.source != receiver.0 && quoted.destination != other.0;
+    (!is_masqueraded || rewrite::write_ethernet(packet))
+        && write_quoted_sum(packet, error, address, port, &mut sum)
+        && packet.write(QUOTED_ADDRESSES, [receiver.0, other.0])
+        && packet.write(QUOTED_L4, [receiver.1, other.1])
         && packet.write(QUOTED_CHECKSUM, quoted_checksum)
         && packet.write(ICMP_CHECKSUM, !fold(sum))
-        && write_ip(packet, &error.outer.ip, difference(old_outer.to_ne(), new.0.to_ne()), counts_hop)
-        && packet.write(ETH_LEN + outer_at, new.0)
+        && rewrite::addresses(
+            packet,
+            &error.outer.ip,
+            (outer.source, outer.destination),
+            (new.source, receiver.0),
+            counts_hop,
+        )
 }
 
 /// The quoted transport checksum, if it is quoted: of TCP it is behind what must be.

@@ -19,8 +19,14 @@ pub(crate) fn is_inside(source: Ipv4, roles: Interface) -> bool {
     roles.is_inside() || (sieve::may_be_inside(source) && INSIDE.get(&Key::new(Ipv4::BITS, source)).is_some())
 }
 
-/// This node's overlay address, where answers of pods find their way to.
+/// This node's overlay address, where answers of pods find their way to; 0.0.0.0 where it is not known yet.
 #[inline(always)]
-pub(crate) fn overlay() -> Option<Ipv4> {
-    OWN.get(0).map(|own| own.overlay).filter(|overlay| *overlay != Ipv4::UNSPECIFIED)
+pub(crate) fn overlay() -> Ipv4 {
+    OWN.get(0).map_or(Ipv4::UNSPECIFIED, |own| own.overlay)
+}
+
+/// Whether that is an address on the network that the nodes are on.
+#[inline(always)]
+pub(crate) fn is_overlay_outside() -> bool {
+    OWN.get(0).is_some_and(|own| own.is_outside != 0)
 }

@@ -5,7 +5,7 @@
 //! after sees a connection of this node's overlay address.
 
 use crate::{
-    answer, clock, flow, inside, open,
+    clock, flow, inside, open,
     outcome::{Step, drop, pass, refuse},
     packet::Packet,
     parse::Parsed,
@@ -48,10 +48,11 @@ static MASQUERADED: HashMap<
 /// clients do not come back from.
 #[inline(always)]
 pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<()> {
-    if !sieve::may_be_served(&parsed.key) || parsed.key.source.is_loopback() {
+    if !sieve::may_be_served(&parsed.key) {
         return ControlFlow::Continue(());
     }
-    let is_inside = inside::is_inside(parsed.key.source, roles);
+    let is_loopback = parsed.key.source.is_loopback();
+    let is_inside = is_loopback || inside::is_inside(parsed.key.source, roles);
     if !is_inside && !sieve::may_be_masqueraded(&parsed.key) {
         return ControlFlow::Continue(());
     }
@@ -59,6 +60,9 @@ pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface
         return change(parsed, port);
     }
     let Some(service) = service::find(&parsed.key) else { return ControlFlow::Continue(()) };
+    if is_loopback {
+        return pass(Reason::PassLoopback);
+    }
     let begins = parsed.is_udp() || parsed.tcp.is_opening();
     let now = clock::now();
     if is_inside {
@@ -71,7 +75,10 @@ pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface
     } else if !begins || flow::is_live(&parsed.key, now) || !open::is_led_aside(&parsed.key, service) {
         return ControlFlow::Continue(());
     }
-    let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoRing) };
+    let overlay = inside::overlay();
+    if overlay == Ipv4::UNSPECIFIED {
+        return drop(Reason::DropNoOverlay);
+    }
     match allot(&Wish { key: parsed.key, overlay, now }) {
         0 => refuse(Reason::RejectNoPort),
         port => change(parsed, Port::new(port)),
@@ -81,21 +88,17 @@ pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface
 /// The tuple by which the connection of a client's is known, if its source is replaced.
 #[inline(always)]
 pub(crate) fn tuple(key: &FlowKey) -> Option<FlowKey> {
-    let (port, overlay) = (known(key)?, inside::overlay()?);
-    Some(FlowKey::new(overlay, port, key.destination, key.destination_port, key.protocol))
+    Some(FlowKey::new(inside::overlay(), known(key)?, key.destination, key.destination_port, key.protocol))
 }
 
-/// A packet that may be an answer to this node's own address: with the tuple that the connection is known by.
+/// The address that a backend sees. One that is masqueraded whoever connects is another node, or behind one, and answers by
+/// its own routes: over the network that the Service's address is on.
 #[inline(always)]
-pub(crate) fn answer(parsed: &mut Parsed) -> Option<answer::Found> {
-    if !masquerade::is_port(parsed.key.destination_port) {
-        return None;
-    }
-    parsed.key.destination = inside::overlay()?;
-    answer::find(&parsed.key)
+pub(crate) fn outer(key: &FlowKey, is_aside: bool) -> Ipv4 {
+    if is_aside && !inside::is_overlay_outside() { key.destination } else { inside::overlay() }
 }
 
-/// Whether a packet can be one.
+/// Whether a packet may be an answer to this node itself.
 #[inline(always)]
 pub(crate) fn may_be_answer(key: &FlowKey) -> bool {
     masquerade::is_port(key.destination_port)
@@ -121,8 +124,7 @@ fn stray(packet: &Packet<'_>, parsed: &Parsed) -> Step<()> {
 /// The tuple of the connection as backends see it.
 #[inline(always)]
 fn change(parsed: &mut Parsed, port: Port) -> Step<()> {
-    let Some(overlay) = inside::overlay() else { return drop(Reason::DropNoRing) };
-    parsed.masquerade(overlay, port);
+    parsed.masquerade(inside::overlay(), port);
     ControlFlow::Continue(())
 }
 

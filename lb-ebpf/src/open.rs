@@ -11,6 +11,7 @@ use crate::{
 };
 use core::ops::ControlFlow;
 use lb_common::{
+    addr::Ipv4,
     backend::Backend,
     flow::{Flow, FlowKey, Path, Reply, Side, State},
     maglev,
@@ -179,7 +180,7 @@ fn choose(parsed: &Parsed, service: Service, now: u32) -> Step<(u32, Backend)> {
         return refuse(Reason::RejectNoEndpoint);
     }
     let hash = maglev::hash_of(&parsed.client_key(), service.has_affinity());
-    let place = Place { key: parsed.key, table, hash, now, is_masqueraded: parsed.is_masqueraded() };
+    let place = Place { key: parsed.key, table, hash, now, client: parsed.client.address };
     let id = find_free(&place);
     match backend::get(id) {
         Some(backend) if id != 0 => ControlFlow::Continue((id, backend)),
@@ -202,7 +203,8 @@ struct Place {
     table: ring::Table,
     hash: u32,
     now: u32,
-    is_masqueraded: bool,
+    /// Not whether it is the source: the verifier would walk all places for either answer.
+    client: Ipv4,
 }
 
 /// The id of the backend, 0 for none. A function of its own, so that the verifier walks its loop once.
@@ -227,7 +229,7 @@ fn is_free(place: &Place, id: u32) -> bool {
         Some(backend)
             if backend.takes_new_flows()
                 && backend.service == place.table.service
-                && (place.is_masqueraded || !backend.is_masqueraded()) =>
+                && (place.client != place.key.source || !backend.is_masqueraded()) =>
         {
             let reply = place.key.with_destination(backend.address, backend.port).reversed();
             reply::claim(&reply, &place.key, place.now)

@@ -47,6 +47,9 @@ fn ended(walk: Step<Outcome>) -> Outcome {
 #[inline(always)]
 fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
     let roles = interface::roles(packet)?;
+    if comes_again(config::mark_byte(packet), roles) {
+        return pass(Reason::PassFinished);
+    }
     if is_icmp(packet) {
         return icmp::coming(packet, roles);
     }
@@ -60,6 +63,13 @@ fn walk_in(packet: &Packet<'_>) -> Step<Outcome> {
         fragment::note(packet.skb(), outcome.reason());
     }
     ControlFlow::Continue(outcome)
+}
+
+/// Whether it is one of `Exit::stack_again`. A function of its own, since what the verifier would know of the roles behind a
+/// branch here would make it walk all that follows once more.
+#[inline(never)]
+fn comes_again(mark: u8, roles: Interface) -> bool {
+    mark == mark::FORWARDED && roles.is(Interface::BRIDGE)
 }
 
 /// A packet with all its headers.
@@ -126,7 +136,7 @@ fn leave_whole(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Outcome> {
 fn plan(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan> {
     masquerade::request(packet, parsed, roles)?;
     if let Some(connection) = open::connection(packet, parsed)? {
-        return counted(&connection, to_backend(packet, parsed, &connection));
+        return counted(&connection, to_backend(packet, parsed, &connection, roles));
     }
     if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) || masquerade::may_be_answer(&parsed.key) {
         return answer::from_backend(packet, parsed, roles);
@@ -145,11 +155,15 @@ fn counted(connection: &Connection, plan: Step<Plan>) -> Step<Plan> {
 
 /// The way to the backend.
 #[inline(always)]
-fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection) -> Step<Plan> {
+fn to_backend(
+    packet: &Packet<'_>,
+    parsed: &mut Parsed,
+    connection: &Connection,
+    roles: Interface,
+) -> Step<Plan> {
     let backend = &connection.backend;
-    if backend.is_masqueraded() && parsed.is_masqueraded() {
-        // A node that is on another network than the pods' answers the address over that one.
-        parsed.outer = parsed.key.destination;
+    if parsed.is_masqueraded() {
+        parsed.outer = masquerade::outer(&parsed.key, backend.is_masqueraded());
     }
     if connection.path == Path::Stack {
         // The stack's own "fragmentation needed" would quote the backend's address, which no socket of the client knows.
@@ -160,7 +174,7 @@ fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection)
         {
             return too_big(mtu);
         }
-        return through_stack(backend);
+        return through_stack(packet, backend, roles);
     }
     let length = forward::wire_length(packet, parsed);
     // A masqueraded packet needs the Ethernet addresses too.
@@ -175,10 +189,14 @@ fn to_backend(packet: &Packet<'_>, parsed: &mut Parsed, connection: &Connection)
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
-        forward::Route::Local if parsed.is_masqueraded() => redirect(parsed, backend, forward::TO_SELF),
+        forward::Route::Local if parsed.is_masqueraded() => {
+            // A datagram is answered from the address that it came from, where that is this node's own.
+            parsed.outer = backend.address;
+            redirect(parsed, backend, forward::TO_SELF)
+        }
         // The stack can fragment, we cannot. And an endpoint that is this node itself, a pod on the host's network,
         // is reached by the stack alone.
-        forward::Route::TooBig { .. } | forward::Route::Local => through_stack(backend),
+        forward::Route::TooBig { .. } | forward::Route::Local => through_stack(packet, backend, roles),
         forward::Route::None => drop(Reason::DropNoRoute),
     }
 }
@@ -193,8 +211,13 @@ fn redirect(parsed: &Parsed, backend: &Backend, way: Way) -> Step<Plan> {
 
 /// With the mark that keeps the CNI's masquerade off it.
 #[inline(always)]
-fn through_stack(backend: &Backend) -> Step<Plan> {
-    ControlFlow::Continue(to(backend, Exit::stack(mark::FORWARDED), Reason::ForwardStack))
+fn through_stack(packet: &Packet<'_>, backend: &Backend, roles: Interface) -> Step<Plan> {
+    let exit = if roles.is(Interface::BRIDGE) {
+        Exit::stack_again(packet.interface(), mark::FORWARDED)
+    } else {
+        Exit::stack(mark::FORWARDED)
+    };
+    ControlFlow::Continue(to(backend, exit, Reason::ForwardStack))
 }
 
 #[inline(always)]

@@ -62,10 +62,22 @@ impl Exit {
         Self { interface: 0, next_hop: Ipv4::new([0; 4]), mark }
     }
 
+    /// To the stack, as if it came in once more: a bridge's netfilter hooks have noted a connection to the address already,
+    /// and forget it so (`skb_scrub_packet`).
+    #[inline(always)]
+    pub(crate) fn stack_again(interface: u32, mark: u8) -> Self {
+        Self { interface, next_hop: Ipv4::UNSPECIFIED, mark }
+    }
+
+    #[inline(always)]
+    fn is_redirect(&self) -> bool {
+        self.mark == mark::DONE
+    }
+
     /// Where we forward in the stack's place we count the hop, as a router must (RFC 1812, section 5.3.1).
     #[inline(always)]
     pub(crate) fn counts_hop(&self) -> bool {
-        self.interface != 0
+        self.is_redirect()
     }
 }
 
@@ -100,7 +112,9 @@ pub(crate) fn leave(packet: &Packet<'_>, exit: Exit, reason: Reason) -> Outcome 
 
 #[inline(always)]
 fn is_sent(packet: &Packet<'_>, exit: Exit) -> bool {
-    if exit.interface == forward::TO_SELF.interface {
+    if !exit.is_redirect() {
+        forward::enter(exit.interface)
+    } else if exit.interface == forward::TO_SELF.interface {
         forward::to_self(packet)
     } else {
         forward::redirect(exit.interface, exit.next_hop)

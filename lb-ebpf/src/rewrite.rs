@@ -95,7 +95,7 @@ pub(crate) fn apply(packet: &Packet<'_>, parsed: &Parsed, plan: &Plan) -> bool {
 /// pod drops what does not agree. Packets to clients outside leave the machine, and those to a local backend go through the
 /// stack, which forgets that sum.
 #[inline(always)]
-fn write_ethernet(packet: &Packet<'_>) -> bool {
+pub(crate) fn write_ethernet(packet: &Packet<'_>) -> bool {
     scratch::ethernet().is_none_or(|ethernet| packet.write(0, ethernet))
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn addresses(
 /// The IP checksum after a change of an address, whose `difference` is given, and, where the packet does not meet the stack,
 /// the time to live.
 #[inline(always)]
-pub(crate) fn write_ip(packet: &Packet<'_>, ip: &Ip, difference: u32, counts_hop: bool) -> bool {
+fn write_ip(packet: &Packet<'_>, ip: &Ip, difference: u32, counts_hop: bool) -> bool {
     let mut hop = 0;
     if counts_hop {
         // The time to live is the first byte of its 16-bit word.
@@ -226,7 +226,7 @@ pub(crate) fn difference(old: u32, new: u32) -> u32 {
 
 /// A one's complement sum of 32 bits.
 #[inline(always)]
-fn carried(one: u32, two: u32) -> u32 {
+pub(crate) fn carried(one: u32, two: u32) -> u32 {
     let sum = u64::from(one) + u64::from(two);
     #[expect(clippy::cast_possible_truncation, reason = "the carry has been added")]
     let folded = (sum + (sum >> 32)) as u32;

@@ -107,7 +107,10 @@ impl Captured {
             .context("cannot run tshark")?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "tshark: {}: {}", output.status, said.trim());
-        Ok(String::from_utf8_lossy(&output.stdout).lines().map(|line| line.trim_matches(' ').to_owned()).collect())
+        Ok(String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .map(|line| line.trim_matches(' ').to_owned())
+            .collect())
     }
 
     /// The packets with a wrong IP, TCP, UDP or ICMP checksum. Meaningful where the sender's checksum offload is off

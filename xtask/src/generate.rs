@@ -13,6 +13,7 @@ use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::InterfaceSlot;
 use lb_common::limits;
 use lb_common::maglev::SIZES;
+use lb_common::masquerade::{Client, Masquerade, MasqueradedKey, Network, Own};
 use lb_common::reason::{Reason, SLOTS};
 use lb_common::service::{Service, ServiceKey, ServiceStats};
 use lb_common::sieve::SIEVE_WORDS;
@@ -90,6 +91,9 @@ fn reasons() -> String {
     }
     text
 }
+
+/// Of the value of `scratch`, whose type is the programs' own.
+const SCRATCH_BYTES: usize = 72;
 
 /// One map, for people.
 struct Map {
@@ -187,7 +191,7 @@ fn all_maps() -> Vec<Map> {
                   that is taken.",
             key_bytes: size_of::<u32>(),
             value: "the interface's index, 0 where the entry is free, and its roles: 1 uplink, 2 overlay, 4 pods, \
-                    added up.",
+                    8 this node itself (`lo`), added up.",
             value_bytes: size_of::<InterfaceSlot>(),
             limit: limits::INTERFACES,
             memory: Memory::Whole { bytes: 33_080 },
@@ -199,10 +203,12 @@ fn all_maps() -> Vec<Map> {
             key: "a word of 64 bits.",
             key_bytes: size_of::<u32>(),
             value: "a bit for each of 64 hashes of served ports, from word 4,096 on for each of 64 port numbers of \
-                    backends, from word 5,120 on for each of 64 hashes of other holders' Ethernet addresses.",
+                    backends, from word 5,120 on for each of 64 hashes of other holders' Ethernet addresses, from word 6,144 \
+                    on of the first 24 bits of addresses inside the cluster, from word 7,168 on of served ports with backends \
+                    that are masqueraded.",
             value_bytes: size_of::<u64>(),
             limit: SIEVE_WORDS,
-            memory: Memory::Whole { bytes: 49_464 },
+            memory: Memory::Whole { bytes: 65_848 },
             more: "Tells most packets that are not for us with one load. A bit says \"perhaps\" and is never taken \
                    back: `services` and `replies` decide.",
         },
@@ -212,7 +218,7 @@ fn all_maps() -> Vec<Map> {
             key: "address, port and protocol (6 TCP, 17 UDP) that this node serves.",
             key_bytes: size_of::<ServiceKey>(),
             value: "the id, an index into `rings` and `service_stats`; `flags` 1: all connections of a client's address get one \
-                    backend.",
+                    backend; 2: some backends have flag 2.",
             value_bytes: size_of::<Service>(),
             limit: limits::SERVICES,
             memory: Memory::Whole { bytes: 903_184 },
@@ -241,7 +247,8 @@ fn all_maps() -> Vec<Map> {
             key: "slot; 0 is never used.",
             key_bytes: size_of::<u32>(),
             value: "the endpoint, the service's id, `state` (0 free, 1 active, 2 draining: existing connections only), \
-                    `flags` (1: runs on this node).",
+                    `flags` (1: runs on this node; 2: answers would not come back by themselves, so every connection gets a source \
+                    of this node's).",
             value_bytes: size_of::<Backend>(),
             limit: limits::BACKENDS,
             memory: Memory::Whole { bytes: 1_600_312 },
@@ -319,6 +326,65 @@ fn all_maps() -> Vec<Map> {
             more: "The later fragments, which have no ports, go after the first one for up to two seconds. When it is full the \
                    least recently used goes, and what follows is left to the stack, which never gets the first fragment of \
                    what is ours.",
+        },
+        Map {
+            name: "masquerades",
+            kind: "hash",
+            key: connection,
+            key_bytes: size_of::<FlowKey>(),
+            value: "the source port that the connection was given: backends, and `flows` and `replies`, know it by this port and \
+                    the node's overlay address.",
+            value_bytes: size_of::<Masquerade>(),
+            limit: limits::MASQUERADES,
+            memory: Memory::OnUse { empty: 4_195_200, entry: 80 },
+            more: "Connections whose answers would not come back to the holder by themselves: of clients inside the cluster. \
+                   Ports are 16,384 to 32,767.",
+        },
+        Map {
+            name: "masqueraded",
+            kind: "hash",
+            key: "the address and port that the client connected to, the source port that the connection was given, protocol.",
+            key_bytes: size_of::<MasqueradedKey>(),
+            value: "the client itself, which owns the port.",
+            value_bytes: size_of::<Client>(),
+            limit: limits::MASQUERADES,
+            memory: Memory::OnUse { empty: 4_195_200, entry: 80 },
+            more: "The other half of `masquerades`. Two Services may have given out the same port. A port comes free when its \
+                   connection is over: at the sweep, or before where none of those that are tried is free.",
+        },
+        Map {
+            name: "inside",
+            kind: "LPM trie",
+            key: "a network: how many leading bits count, and the address.",
+            key_bytes: size_of::<Network>(),
+            value: "always 0.",
+            value_bytes: size_of::<u32>(),
+            limit: limits::INSIDE,
+            memory: Memory::OnUse { empty: 0, entry: 32 },
+            more: "Clients on an uplink with such an address are inside the cluster. On other interfaces all are.",
+        },
+        Map {
+            name: "own",
+            kind: "array",
+            key: "always 0.",
+            key_bytes: size_of::<u32>(),
+            value: "the node's overlay address, 0.0.0.0 where it is not known yet, and whether it is on the network that the nodes \
+                    are on.",
+            value_bytes: size_of::<Own>(),
+            limit: 1,
+            memory: Memory::Whole { bytes: 320 },
+            more: "",
+        },
+        Map {
+            name: "scratch",
+            kind: "per-CPU array",
+            key: "always 0.",
+            key_bytes: size_of::<u32>(),
+            value: "what the programs know of the packet at hand. Nobody else reads it.",
+            value_bytes: SCRATCH_BYTES,
+            limit: 1,
+            memory: Memory::PerCpu { bytes: SCRATCH_BYTES as u64 },
+            more: "The example shows the first CPU's. In it no packet has come yet.",
         },
         Map {
             name: "holders",

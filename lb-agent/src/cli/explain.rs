@@ -18,7 +18,9 @@ use clap::ValueEnum;
 use lb_common::addr::{Port, Protocol};
 use lb_common::config::Config;
 use lb_common::flow::FlowKey;
+use lb_common::interface::Interface;
 use lb_common::mark;
+use rtnetlink::Handle;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -36,7 +38,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = L4::Tcp)]
     protocol: L4,
     /// Which way it comes in. Default: overlay where another holder forwards to --to, pods where --from answers a
-    /// connection, else uplink
+    /// connection; to a served port, what leads to --from; else uplink
     #[arg(long, value_enum)]
     via: Option<WayIn>,
     /// Which packet of the connection. Default: the one that is likely to be next
@@ -66,6 +68,8 @@ enum WayIn {
     Overlay,
     /// This node's pods are
     Pods,
+    /// This node's own processes are
+    Node,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -91,6 +95,8 @@ struct Explanation {
     to: SocketAddrV4,
     protocol: &'static str,
     via: &'static str,
+    /// What backends take the client for, where that is another.
+    seen_as: Option<SocketAddrV4>,
     interfaces: Vec<Device>,
     program: Program,
     service: Option<Served>,
@@ -158,12 +164,13 @@ impl Args {
         }
     }
 
-    fn subject(&self, key: &FlowKey, copies: &Copies) -> Subject {
+    async fn subject(&self, netlink: &Handle, key: &FlowKey, copies: &Copies) -> Subject {
         let via = match self.via {
             Some(WayIn::Uplink) => Via::Uplink,
             Some(WayIn::Overlay) => Via::Overlay,
             Some(WayIn::Pods) => Via::Pods,
-            None => story::likely_way_in(copies, key),
+            Some(WayIn::Node) => Via::Node,
+            None => likely_way_in(netlink, copies, key).await,
         };
         let segment = self.packet.map(|packet| match packet {
             Which::Syn => Segment::Syn,
@@ -183,40 +190,63 @@ fn explain(
     let config = loaded.and_then(|loaded| loaded.config).unwrap_or(Config::DEFAULT);
     let mut sandbox = Sandbox::new(copies, &config)?;
     let warnings = warnings(copies, loaded, sandbox.tag()?);
-    let subject = args.subject(key, copies);
     // On this thread alone: another could be in another network namespace.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let steps = runtime.block_on(steps(&subject, copies, &mut sandbox))?;
-    let goes_to = steps.first().and_then(|step| step.then_to);
+    let (subject, steps) = runtime.block_on(async {
+        let netlink = node::connect().context("cannot ask the kernel about its network")?;
+        let subject = args.subject(&netlink, key, copies).await;
+        anyhow::Ok((subject, steps(&netlink, &subject, copies, &mut sandbox).await?))
+    })?;
+    let (source, goes_to) = steps.first().map(|step| (step.then_from, step.then_to)).unwrap_or_default();
+    let is_request = copies.service.is_some();
     Ok(Explanation {
         from: args.from,
         to: args.to,
         protocol: key.protocol.name(),
         via: subject.via.name(),
+        seen_as: source.filter(|source| is_request && *source != args.from),
         interfaces: program::devices(&copies.interfaces),
         program: Program::new(loaded),
         service: facts::served(copies),
         endpoint: facts::endpoint(copies, key),
         known: facts::known(copies, key, &config.timeouts, sweep::now()),
-        choices: facts::choices(copies, key, goes_to),
+        choices: facts::choices(copies, key, source, goes_to),
         steps,
         warnings,
     })
 }
 
-async fn steps(subject: &Subject, copies: &Copies, sandbox: &mut Sandbox) -> anyhow::Result<Vec<Told>> {
-    let netlink = node::connect().context("cannot ask the kernel about its network")?;
+/// Where a packet most likely comes in: one to a served port from where the kernel would send the answer to.
+async fn likely_way_in(netlink: &Handle, copies: &Copies, key: &FlowKey) -> Via {
+    let likely = story::likely_way_in(copies, key);
+    if likely != Via::Uplink || copies.service.is_none() {
+        return likely;
+    }
+    let back = route::ask(netlink, &Question::about(key.source)).await;
+    let roles = back.device_index.and_then(|index| copies.interfaces.get(&index));
+    match roles {
+        _ if back.is_local => Via::Node,
+        Some(roles) if roles.is(Interface::PODS) && !roles.is(Interface::UPLINK) => Via::Pods,
+        _ => likely,
+    }
+}
+
+async fn steps(
+    netlink: &Handle,
+    subject: &Subject,
+    copies: &Copies,
+    sandbox: &mut Sandbox,
+) -> anyhow::Result<Vec<Told>> {
     let outside = match subject.via {
-        Via::Uplink => subject.key.source,
+        Via::Uplink | Via::Node => subject.key.source,
         Via::Overlay | Via::Pods => subject.key.destination,
     };
     // Clients behind several uplinks: the one that leads to this one.
-    let question = Question { destination: outside.into(), source: None, input: None, mark: 0 };
-    let uplink = route::ask(&netlink, &question).await.device_index;
+    let uplink = route::ask(netlink, &Question::about(outside)).await.device_index;
     let mut told = Vec::new();
     for step in story::tell(subject, uplink, copies, sandbox)? {
         let route = match &step.question {
-            Some(question) => Some(route::ask(&netlink, question).await),
+            Some(question) => Some(route::ask(netlink, question).await),
             None => None,
         };
         told.push(Told::new(step, route));
@@ -296,8 +326,14 @@ impl Told {
         if let (Some(from), Some(to)) = (self.then_from, self.then_to) {
             lines.push(format!("   goes on as {from} > {to}"));
         }
-        if let (Some(device), Some(next_hop)) = (&self.leaves_by, self.next_hop) {
-            lines.push(format!("   leaves by {device}, next hop {next_hop}"));
+        match (&self.leaves_by, self.next_hop) {
+            (Some(device), Some(Ipv4Addr::UNSPECIFIED)) => {
+                lines.push(format!("   handed to {device}: it is for this node itself"));
+            }
+            (Some(device), Some(next_hop)) => {
+                lines.push(format!("   leaves by {device}, next hop {next_hop}"));
+            }
+            _ => {}
         }
         if let Some(answer) = &self.answer {
             lines.push(format!("   answered with {answer}, out of {}", self.interface));
@@ -355,7 +391,7 @@ fn text(explanation: &Explanation) -> String {
 
 /// Headings with what stands behind them.
 fn facts_of(explanation: &Explanation) -> Vec<Vec<String>> {
-    let Explanation { to, protocol, interfaces, program, service, endpoint, known, choices, .. } =
+    let Explanation { to, protocol, seen_as, interfaces, program, service, endpoint, known, choices, .. } =
         explanation;
     let mut rows = Vec::new();
     let mut row = |heading: &str, words: String| rows.push(vec![heading.to_owned(), words]);
@@ -367,6 +403,9 @@ fn facts_of(explanation: &Explanation) -> Vec<Vec<String>> {
     );
     if let Some(endpoint) = endpoint {
         row("Endpoint", of_endpoint(endpoint));
+    }
+    if let Some(source) = seen_as {
+        row("Seen as", format!("{source} by the backend, whose answers would not come back here otherwise"));
     }
     for known in known {
         row("Connection", of_known(known));

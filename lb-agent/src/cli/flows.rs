@@ -3,8 +3,10 @@
 use super::render::{self, Column, Look, Row, numbers, plain, words};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::sweep;
+use lb_common::addr::Ipv4;
 use lb_common::backend::Backend;
 use lb_common::flow::{Flow, FlowKey, Path, Reply, ReplyKind};
+use lb_common::masquerade::{Client, MasqueradedKey};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -50,6 +52,8 @@ impl Table {
 struct Own {
     client: Ipv4Addr,
     client_port: u16,
+    /// What the backend takes the client for, where that is another: of connections whose answers would not come back here.
+    seen_as: Option<SocketAddrV4>,
     address: Ipv4Addr,
     port: u16,
     protocol: &'static str,
@@ -66,6 +70,7 @@ struct Own {
 impl Row for Own {
     const COLUMNS: &'static [Column] = &[
         words("CLIENT"),
+        words("SEEN AS"),
         words("SERVICE"),
         words("BACKEND"),
         words("STATE"),
@@ -79,6 +84,7 @@ impl Row for Own {
             self.backend.zip(self.backend_port).map(|(address, port)| render::socket(address, port));
         vec![
             render::socket(self.client, self.client_port),
+            render::or_dash(self.seen_as.map(|end| end.to_string())),
             render::served(self.address, self.port, self.protocol),
             backend.unwrap_or_else(|| "gone".to_owned()),
             self.state.to_owned(),
@@ -142,13 +148,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         });
         args.look.print_rows(&forwarded(&maps, args.limited(&entries), now)?)
     } else {
+        let clients = Clients::read(&maps)?;
         let entries = collect(maps.flows.list()?, maps.handshakes.list()?, |key, _| {
-            args.wants_client(key.source.into()) && args.wants_service(key)
+            args.wants_client(clients.of(key).0) && args.wants_service(key)
         });
         if entries.is_empty() && args.wants_all() {
             point_at_replies(&maps)?;
         }
-        args.look.print_rows(&own(&maps, args.limited(&entries), now)?)
+        args.look.print_rows(&own(&maps, &clients, args.limited(&entries), now)?)
     }
 }
 
@@ -202,14 +209,44 @@ fn collect<V>(
     all
 }
 
-fn own(maps: &Maps, entries: &[(FlowKey, Flow, Table)], now: u32) -> Result<Vec<Own>, MapsError> {
+/// Who is behind this node's own address as a client, by the port that they were given.
+struct Clients {
+    overlay: Ipv4,
+    by_port: BTreeMap<MasqueradedKey, Client>,
+}
+
+impl Clients {
+    fn read(maps: &Maps) -> Result<Self, MapsError> {
+        let overlay = maps.inside.own()?.overlay;
+        Ok(Self { overlay, by_port: maps.masqueraded.list()?.into_iter().collect() })
+    }
+
+    /// The client of a connection that is known by this tuple.
+    fn of(&self, key: &FlowKey) -> (Ipv4Addr, u16) {
+        let port = MasqueradedKey::new(key.destination, key.destination_port, key.source_port, key.protocol);
+        let itself = self.by_port.get(&port).filter(|_| key.source == self.overlay);
+        let itself = itself.copied().unwrap_or(Client::new(key.source, key.source_port));
+        (itself.address.into(), itself.port.number())
+    }
+}
+
+fn own(
+    maps: &Maps,
+    clients: &Clients,
+    entries: &[(FlowKey, Flow, Table)],
+    now: u32,
+) -> Result<Vec<Own>, MapsError> {
     let backends = maps.backends()?;
     let rows = entries.iter().map(|(key, flow, table)| {
-        let (client, client_port, protocol) = plain(key.source, key.source_port, key.protocol);
+        let (source, source_port, protocol) = plain(key.source, key.source_port, key.protocol);
+        let (client, client_port) = clients.of(key);
         let backend = backend_of(&backends, flow);
+        let seen_as = source_of(source, backend, key);
+        let is_itself = (client, client_port) == (source, source_port);
         Own {
             client,
             client_port,
+            seen_as: (!is_itself).then(|| SocketAddrV4::new(seen_as, source_port)),
             address: key.destination.into(),
             port: key.destination_port.number(),
             protocol,
@@ -226,6 +263,11 @@ fn own(maps: &Maps, entries: &[(FlowKey, Flow, Table)], now: u32) -> Result<Vec<
         }
     });
     Ok(rows.collect())
+}
+
+/// The address that a backend takes the client for: one that is masqueraded itself is connected to from the Service's own.
+fn source_of(source: Ipv4Addr, backend: Option<&Backend>, key: &FlowKey) -> Ipv4Addr {
+    if backend.is_some_and(Backend::is_masqueraded) { key.destination.into() } else { source }
 }
 
 /// The flow's backend, as the packet program would find it.

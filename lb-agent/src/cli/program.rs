@@ -48,7 +48,12 @@ pub(super) struct Device {
 
 /// By the kernel's number.
 pub(super) fn devices(interfaces: &BTreeMap<u32, Interface>) -> Vec<Device> {
-    let all = [("uplink", Interface::UPLINK), ("overlay", Interface::OVERLAY), ("pods", Interface::PODS)];
+    let all = [
+        ("uplink", Interface::UPLINK),
+        ("overlay", Interface::OVERLAY),
+        ("pods", Interface::PODS),
+        ("node", Interface::NODE),
+    ];
     let roles = |interface: &Interface| {
         all.iter().filter(|(_, role)| interface.is(*role)).map(|(name, _)| *name).collect()
     };

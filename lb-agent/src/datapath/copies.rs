@@ -160,6 +160,17 @@ impl Copies {
         Ok(())
     }
 
+    /// The tuple by which a client's connection is known: its own, or that with the source port that it was given.
+    pub fn known_as(&self, key: &FlowKey) -> FlowKey {
+        match self.masquerades.get(key) {
+            Some(given) => {
+                let (address, port) = (key.destination, key.destination_port);
+                FlowKey::new(self.own.overlay, given.port, address, port, key.protocol)
+            }
+            None => *key,
+        }
+    }
+
     /// The slot of an endpoint, the one in use before others.
     pub fn slot_of(&self, address: lb_common::addr::Ipv4, port: Port) -> Option<(u32, Backend)> {
         let mut found = self.backends.iter().filter(|(_, b)| b.address == address && b.port == port);

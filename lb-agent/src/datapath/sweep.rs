@@ -100,6 +100,8 @@ fn sweep_masquerades(
     swept: &mut Swept,
 ) -> Result<(), MapsError> {
     let overlay = maps.inside.own()?.overlay;
+    // Before the others are looked at: what is noted between the two is not among them.
+    let owners = maps.masqueraded.list()?;
     for (key, Masquerade { port, .. }) in maps.masquerades.list()? {
         let connection = FlowKey::new(overlay, port, key.destination, key.destination_port, key.protocol);
         let owned = MasqueradedKey::new(key.destination, key.destination_port, port, key.protocol);
@@ -113,6 +115,20 @@ fn sweep_masquerades(
             maps.masqueraded.remove(&owned)?;
         }
         swept.removed_masquerades += 1;
+    }
+    // Of two CPUs that gave one client a port each, the later has the say; the other port has an owner that does not know it.
+    for (owned, client) in owners {
+        let MasqueradedKey { address, address_port, port, protocol, .. } = owned;
+        let key = FlowKey::new(client.address, client.port, address, address_port, protocol);
+        let is_known = maps.masquerades.get(&key)?.is_some_and(|given| given.port == port);
+        let connection = FlowKey::new(overlay, port, address, address_port, protocol);
+        if !is_known
+            && maps.masqueraded.get(&owned)? == Some(client)
+            && !is_connected(maps, &connection, timeouts, now)?
+        {
+            maps.masqueraded.remove(&owned)?;
+            swept.removed_masquerades += 1;
+        }
     }
     Ok(())
 }

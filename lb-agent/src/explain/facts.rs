@@ -2,11 +2,12 @@
 
 use super::socket;
 use crate::datapath::copies::Copies;
+use lb_common::addr::{Port, Protocol};
 use lb_common::backend::{Backend, BackendState};
 use lb_common::config::Timeouts;
 use lb_common::flow::{Flow, FlowKey, Path, Reply, ReplyKind};
 use lb_common::holder::{EndpointHolders, EndpointKey};
-use lb_common::{addr::Protocol, maglev};
+use lb_common::maglev;
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -120,8 +121,9 @@ pub fn endpoint(copies: &Copies, key: &FlowKey) -> Option<Endpoint> {
 /// All that is remembered of the tuple, whoever's it is and in whichever direction it goes.
 pub fn known(copies: &Copies, key: &FlowKey, timeouts: &Timeouts, now: u32) -> Vec<Known> {
     let mut all = Vec::new();
+    let own = copies.known_as(key);
     for (map, table) in [("flows", &copies.flows), ("handshakes", &copies.handshakes)] {
-        all.extend(table.get(key).map(|flow| of_flow(map, flow, copies, key, timeouts, now)));
+        all.extend(table.get(&own).map(|flow| of_flow(map, flow, copies, &own, timeouts, now)));
     }
     let tables = [("replies", &copies.replies), ("handshake_replies", &copies.handshake_replies)];
     for tuple in [*key, key.reversed()] {
@@ -173,8 +175,18 @@ const fn path(path: Path) -> &'static str {
     }
 }
 
-/// The backends that a new connection would try, each once, in the order of the hash. `goes_to` is where the packet went.
-pub fn choices(copies: &Copies, key: &FlowKey, goes_to: Option<SocketAddrV4>) -> Vec<Choice> {
+/// The backends that a new connection would try, each once, in the order of the hash. `source` and `goes_to` are the ends of the
+/// packet as it went on.
+pub fn choices(
+    copies: &Copies,
+    key: &FlowKey,
+    source: Option<SocketAddrV4>,
+    goes_to: Option<SocketAddrV4>,
+) -> Vec<Choice> {
+    let mut tuple = *key;
+    if let Some(source) = source {
+        (tuple.source, tuple.source_port) = ((*source.ip()).into(), Port::new(source.port()));
+    }
     let Some(ring) = copies.ring.as_ref().filter(|ring| !ring.is_empty()) else { return Vec::new() };
     let size = u32::try_from(ring.len()).unwrap_or(u32::MAX);
     let mut choices: Vec<Choice> = Vec::new();
@@ -184,7 +196,7 @@ pub fn choices(copies: &Copies, key: &FlowKey, goes_to: Option<SocketAddrV4>) ->
         let place = maglev::index(hash, size);
         let slot = ring.get(place as usize).copied().unwrap_or(0);
         if choices.iter().all(|choice| choice.slot != slot) {
-            choices.push(choice(copies, key, (place, slot), goes_to));
+            choices.push(choice(copies, &tuple, (place, slot), goes_to));
         }
         hash = maglev::next(hash);
     }

@@ -1,6 +1,7 @@
 //! Where the kernel's routing leads a packet, as `ip route get` says it.
 
 use futures::TryStreamExt as _;
+use lb_common::addr::Ipv4;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteType};
 use rtnetlink::Handle;
@@ -21,6 +22,13 @@ pub struct Question {
     pub input: Option<u32>,
     /// The packet mark.
     pub mark: u32,
+}
+
+impl Question {
+    /// Where the node itself would send to.
+    pub fn about(destination: Ipv4) -> Self {
+        Self { destination: destination.into(), source: None, input: None, mark: 0 }
+    }
 }
 
 /// What the kernel says.

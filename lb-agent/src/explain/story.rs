@@ -15,6 +15,9 @@ use lb_common::mark;
 use lb_common::reason::{Kind, Reason};
 use std::net::{Ipv4Addr, SocketAddrV4};
 
+/// Index of `lo` in every network namespace.
+const LOOPBACK: u32 = 1;
+
 /// Which of the node's interfaces a packet comes in on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
@@ -24,6 +27,8 @@ pub enum Via {
     Overlay,
     /// This node's pods are.
     Pods,
+    /// This node's own processes are: `lo`.
+    Node,
 }
 
 impl Via {
@@ -33,6 +38,7 @@ impl Via {
             Self::Uplink => "uplink",
             Self::Overlay => "overlay",
             Self::Pods => "pods",
+            Self::Node => "node",
         }
     }
 
@@ -41,6 +47,7 @@ impl Via {
             Self::Uplink => Interface::UPLINK,
             Self::Overlay => Interface::OVERLAY,
             Self::Pods => Interface::PODS,
+            Self::Node => Interface::NODE,
         }
     }
 }
@@ -165,7 +172,7 @@ impl Teller<'_> {
         let verdict = self.send(&who, via, Direction::Ingress, &first)?;
         let after = packet::tuple(&verdict.frame).unwrap_or(key);
         match verdict.reason {
-            Reason::ForwardRedirect | Reason::ForwardStack => self.answer_to(&first, &after)?,
+            Reason::ForwardRedirect | Reason::ForwardStack => self.answer_to(&first, &after, &verdict)?,
             Reason::HolderForward => self.answer_of_pod(&first)?,
             Reason::PassReplyToStack => {
                 self.send("the same, routed", Via::Uplink, Direction::Egress, &first)?;
@@ -177,7 +184,7 @@ impl Teller<'_> {
 
     /// The client's packet that is likely to be next.
     fn first(&self) -> (Segment, u32) {
-        let key = &self.subject.key;
+        let key = &self.copies.known_as(&self.subject.key);
         if key.protocol == Protocol::UDP {
             return (Segment::Datagram, 0);
         }
@@ -194,14 +201,24 @@ impl Teller<'_> {
     }
 
     /// What the backend sends back to the holder, and the third packet of a handshake.
-    fn answer_to(&mut self, first: &Packet, forwarded: &FlowKey) -> Result<(), StoryError> {
+    fn answer_to(
+        &mut self,
+        first: &Packet,
+        forwarded: &FlowKey,
+        forward: &Verdict,
+    ) -> Result<(), StoryError> {
         if first.segment == Segment::Rst {
             return Ok(());
         }
         let answer = answer_of(first, forwarded);
         let slot = self.copies.slot_of(forwarded.destination, forwarded.destination_port);
-        let is_local = slot.is_some_and(|(_, backend)| backend.is_local());
-        let way_in = if is_local { Via::Pods } else { Via::Overlay };
+        let way_in = match slot {
+            _ if is_to_self(forward) => Via::Node,
+            Some((_, backend)) if backend.is_local() => Via::Pods,
+            // It answers the address itself, over the network that the nodes are on.
+            _ if forwarded.source == first.key.destination => Via::Uplink,
+            _ => Via::Overlay,
+        };
         let verdict = self.send("the backend's answer", way_in, Direction::Ingress, &answer)?;
         if verdict.reason == Reason::PassReplyToStack {
             self.send("the same, routed", Via::Uplink, Direction::Egress, &answer)?;
@@ -273,7 +290,7 @@ impl Teller<'_> {
             reason: verdict.reason,
             answer: (kind == Kind::Reject).then(|| packet::answer(&verdict.frame)).flatten(),
             mark: (byte != 0 && byte != mark::DONE).then_some(byte),
-            way: self.way(verdict.reason, packet, &after)?,
+            way: self.way(verdict, packet, &after)?,
             question: self.question(verdict, interface, packet, &after)?,
         })
     }
@@ -281,12 +298,15 @@ impl Teller<'_> {
     /// Where a redirected packet leaves.
     fn way(
         &self,
-        reason: Reason,
+        verdict: &Verdict,
         packet: &Packet,
         after: &FlowKey,
     ) -> Result<Option<(u32, Ipv4Addr)>, SandboxError> {
+        if is_to_self(verdict) {
+            return Ok(Some((LOOPBACK, Ipv4Addr::UNSPECIFIED)));
+        }
         let maps = self.sandbox.maps();
-        let way = match reason {
+        let way = match verdict.reason {
             Reason::ForwardRedirect => match self.copies.slot_of(after.destination, after.destination_port) {
                 Some((slot, _)) => self.sandbox.way(slot)?,
                 None => None,
@@ -329,13 +349,23 @@ impl Teller<'_> {
     /// The tuple that there was no way for: a client's packet has its backend by then.
     fn no_way_to(&self, packet: &Packet) -> Result<FlowKey, SandboxError> {
         let maps = self.sandbox.maps();
-        let flow = match maps.flows.get(&packet.key)? {
-            None => maps.handshakes.get(&packet.key)?,
+        let mut key = packet.key;
+        if let Some(given) = maps.masquerades.get(&key)? {
+            (key.source, key.source_port) = (self.copies.own.overlay, given.port);
+        }
+        let flow = match maps.flows.get(&key)? {
+            None => maps.handshakes.get(&key)?,
             found => found,
         };
         let backend = flow.and_then(|flow| self.copies.backends.get(&flow.backend));
-        Ok(backend.map_or(packet.key, |backend| packet.key.with_destination(backend.address, backend.port)))
+        Ok(backend.map_or(packet.key, |backend| key.with_destination(backend.address, backend.port)))
     }
+}
+
+/// Whether the node hands it to itself: with the link-layer address of `lo`, which is zero.
+fn is_to_self(verdict: &Verdict) -> bool {
+    matches!(verdict.reason, Reason::ForwardRedirect | Reason::ReplyRedirect)
+        && verdict.frame.starts_with(&[0; 6])
 }
 
 /// What the other side answers `first` with, which reached it with the tuple `reached`.

@@ -34,6 +34,13 @@ impl Reach {
         }
     }
 
+    /// Whether packets can be exchanged with this node, seen from the node of the other name. Where it matters, one that has
+    /// published no overlay yet must be waited for.
+    pub(super) fn includes(&self, node: &Node, own_name: &str) -> bool {
+        let is_near = |address| self.takes_in(address);
+        node.name == own_name || node.weave_ip.map_or(*self == Self::Everybody, is_near)
+    }
+
     /// The problem with a node that is none, seen from the node of the other name. A node that has published no overlay
     /// may still turn out to be one.
     pub(super) fn problem(&self, node: &Node, own_name: &str) -> Option<String> {

@@ -174,7 +174,8 @@ impl State {
             Changes::Everything => {
                 self.holders = Holders::of(store.nodes());
                 self.inside = extend::inside(self.holders.nodes());
-                let far = self.holders.nodes().iter().filter(|node| self.unreachable_problem(node).is_some());
+                let far =
+                    self.holders.nodes().iter().filter(|node| !self.reach.includes(node, &self.self_name));
                 let far = far.map(|node| node.name.clone()).collect();
                 self.aside = Aside::new(self.holders.nodes(), far);
                 unsettled.nodes = true;
@@ -480,7 +481,7 @@ impl State {
                     let (first, at) = self.claims.get(key)?.first()?;
                     let port = service.ports.get(place)?;
                     if (first, *at) == (name, place) {
-                        let note = extend::describe_masqueraded(port, served)?;
+                        let note = extend::describe_masqueraded(port, served, &self.aside)?;
                         return Some(format!("{name}: {note}"));
                     }
                     let first = (first.namespace.as_str(), first.name.as_str());

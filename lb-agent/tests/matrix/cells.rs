@@ -1,8 +1,8 @@
 //! What is tried on each network: who connects, to which backends, by which protocol, and whom the pod should see.
 
-use crate::bed::Bed;
+use crate::bed::{ADDRESS, Backend, Bed};
 use std::net::Ipv4Addr;
-use testbed::{Host, Pod, Topology};
+use testbed::{Host, Topology};
 
 /// Where the backends of a Service are. Its ports are by place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,6 +10,9 @@ pub(crate) enum Place {
     Holder,
     Other,
     Both,
+    /// On the network of the holder itself.
+    HostOfHolder,
+    HostOfOther,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +27,7 @@ pub(crate) struct Client {
     /// Where its sockets are, for Services with their backends there.
     pub(crate) host: fn(&Bed, Place) -> &Host,
     /// Whom this backend should see.
-    pub(crate) source: fn(&Bed, &Pod) -> Source,
+    pub(crate) source: fn(&Bed, &Backend) -> Source,
 }
 
 /// Whom a backend sees.
@@ -38,11 +41,11 @@ pub(crate) enum Source {
 
 /// All who connect. Each is a row per network.
 pub(crate) const CLIENTS: [Client; 8] = [
-    Client { name: "outside", host: |bed, _| bed.testbed.client(), source: |_, _| Source::Itself },
+    Client { name: "outside", host: |bed, _| bed.testbed.client(), source: outside },
     inside("pod of holder", |bed, _| &bed.clients[&1]),
     inside("pod of other", |bed, _| &bed.clients[&2]),
     inside("pod of third", |bed, _| &bed.clients[&3]),
-    inside("the backend", |bed, place| &bed.pods[&place.nodes()[0]]),
+    inside("the backend", |bed, place| bed.backends[&place.backends()[0]].host(bed)),
     inside("holder", |bed, _| bed.testbed.node(1)),
     inside("other node", |bed, _| bed.testbed.node(2)),
     inside("third node", |bed, _| bed.testbed.node(3)),
@@ -50,17 +53,41 @@ pub(crate) const CLIENTS: [Client; 8] = [
 
 /// Answers to clients inside the cluster would not always pass the holder, so pods see its overlay address.
 const fn inside(name: &'static str, host: fn(&Bed, Place) -> &Host) -> Client {
-    Client { name, host, source: |bed, _| Source::Address(bed.testbed.node(1).overlay()) }
+    Client { name, host, source: inside_source }
+}
+
+/// Where an answer to a client would leave by other ways than the holder, the source is rewritten too.
+fn outside(bed: &Bed, backend: &Backend) -> Source {
+    if backend.node == 1 {
+        return Source::Itself;
+    }
+    match (bed.testbed.topology(), backend.is_host) {
+        (Topology::Routed, _) | (_, true) => inside_source(bed, backend),
+        (_, false) => Source::Itself,
+    }
+}
+
+/// The holder's overlay address; but a node sees one on its own network: itself, or the Service's.
+fn inside_source(bed: &Bed, backend: &Backend) -> Source {
+    let holder = bed.testbed.node(1);
+    Source::Address(match (backend.is_host, backend.node) {
+        (true, 1) => holder.address(),
+        (true, _) if holder.overlay() != holder.address() => ADDRESS,
+        _ => holder.overlay(),
+    })
 }
 
 impl Place {
-    pub(crate) const ALL: [Self; 3] = [Self::Holder, Self::Other, Self::Both];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Holder, Self::Other, Self::Both, Self::HostOfHolder, Self::HostOfOther];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Holder => "on the holder",
             Self::Other => "on another node",
             Self::Both => "on both",
+            Self::HostOfHolder => "holder itself",
+            Self::HostOfOther => "other node",
         }
     }
 
@@ -70,24 +97,20 @@ impl Place {
             Self::Holder => ("holder", 8001),
             Self::Other => ("other", 8002),
             Self::Both => ("both", 8003),
+            Self::HostOfHolder => ("host-holder", 8004),
+            Self::HostOfOther => ("host-other", 8005),
         }
     }
 
-    /// The nodes with a backend.
-    pub(crate) fn nodes(self) -> &'static [u8] {
+    /// The names of its backends.
+    pub(crate) fn backends(self) -> &'static [&'static str] {
         match self {
-            Self::Holder => &[1],
-            Self::Other => &[2],
-            Self::Both => &[1, 2],
+            Self::Holder => &["pod-1"],
+            Self::Other => &["pod-2"],
+            Self::Both => &["pod-1", "pod-2"],
+            Self::HostOfHolder => &["n1"],
+            Self::HostOfOther => &["n2"],
         }
-    }
-
-    /// Those of them whose backend the holder forwards to. Where every node is behind a router of its own, it serves pods
-    /// of its own only, and says so: a forward would reach the other node with the router's Ethernet address, so nobody
-    /// there would know which node the answer has to go back to.
-    pub(crate) fn served(self, topology: Topology) -> impl Iterator<Item = u8> {
-        let is_served = move |node: &u8| topology != Topology::Routed || *node == 1;
-        self.nodes().iter().copied().filter(is_served)
     }
 }
 

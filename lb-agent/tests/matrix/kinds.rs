@@ -38,10 +38,14 @@ pub(crate) fn all() -> Vec<Kind> {
             ", uplink br0, no br_netfilter",
         )
     });
+    let filtered_bridge = [Topology::Weave, Topology::Flannel, Topology::Calico].map(|topology| {
+        let uplink = Uplink::Bridge;
+        (Options { topology, uplink, ..Options::default() }, ", uplink br0")
+    });
     let unfiltered = [Topology::Weave, Topology::Flannel].map(|topology| {
         (Options { topology, br_netfilter: false, ..Options::default() }, ", no br_netfilter")
     });
-    let all = usual.chain(nftables).chain(second).chain(bridge).chain(unfiltered);
+    let all = usual.chain(nftables).chain(second).chain(bridge).chain(filtered_bridge).chain(unfiltered);
     let kind = |(number, (options, note)): (usize, (Options, _))| {
         // A bridge whose one port is a veth, as in the testbed, is taken for one of pods.
         let words: &[_] = if options.uplink == Uplink::Bridge { &["--address-include=br0"] } else { &[] };

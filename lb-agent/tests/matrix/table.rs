@@ -8,8 +8,6 @@ use std::fmt::Write as _;
 pub(crate) enum Outcome {
     /// Everything arrived, from whom it should.
     Right,
-    /// It was refused, as it should be.
-    Refused,
     Failed(String),
 }
 
@@ -34,7 +32,6 @@ pub(crate) fn draw(rows: &[Row]) -> String {
         for outcome in outcomes {
             let word = match outcome {
                 Outcome::Right => "ok",
-                Outcome::Refused => "refused",
                 Outcome::Failed(_) => "FAILED",
             };
             let _ = write!(text, " {word:>19}");
@@ -48,7 +45,7 @@ pub(crate) fn failures(rows: &[Row]) -> Vec<String> {
         let cells: Vec<_> = columns().zip(row.outcomes.clone()).collect();
         let row = format!("{}, client {}", row.network, row.client);
         cells.into_iter().filter_map(move |((place, protocol), outcome)| match outcome {
-            Outcome::Right | Outcome::Refused => None,
+            Outcome::Right => None,
             Outcome::Failed(why) => Some(format!("{row}, {} {}: {why}", protocol.name(), place.name())),
         })
     };

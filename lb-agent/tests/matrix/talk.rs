@@ -4,14 +4,14 @@
 use crate::cells::Protocol;
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::socket::{Shutdown, shutdown};
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use testbed::{Host, Pod};
+use testbed::Host;
 
 /// The pods' port, of both protocols.
 pub(crate) const PORT: u16 = 8080;
@@ -39,7 +39,7 @@ struct Shared {
 }
 
 impl Server {
-    pub(crate) fn start(pod: &Pod) -> Result<Self> {
+    pub(crate) fn start(pod: &Host) -> Result<Self> {
         let any = (Ipv4Addr::UNSPECIFIED, PORT);
         let (tcp, udp) = pod.enter(|| Ok((TcpListener::bind(any)?, UdpSocket::bind(any)?)))?;
         let is_over = AtomicBool::new(false);
@@ -139,23 +139,6 @@ fn connected(service: SocketAddrV4) -> Result<UdpSocket> {
     socket.connect(service)?;
     socket.set_read_timeout(Some(SOON))?;
     Ok(socket)
-}
-
-/// That a Service refuses a client, at once.
-pub(crate) fn refused(host: &Host, service: SocketAddrV4, protocol: Protocol) -> Result<()> {
-    let answer = host.enter(|| match protocol {
-        Protocol::Tcp => Ok(TcpStream::connect_timeout(&service.into(), SOON).map(drop)),
-        Protocol::Udp => {
-            let socket = connected(service)?;
-            socket.send(WHO)?;
-            Ok(socket.recv(&mut [0; GREETING]).map(drop))
-        }
-    })?;
-    match answer {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) => bail!("not refused, but {error}"),
-        Ok(()) => bail!("not refused, but answered"),
-    }
 }
 
 impl Talk {

@@ -4,6 +4,7 @@
 
 mod interfaces;
 mod maps;
+mod masquerades;
 mod namespace;
 mod nft;
 mod plans;

@@ -40,5 +40,8 @@ fn a_node_is_judged_by_what_the_kernel_says() {
     let bare = checks(&node);
     assert_eq!(verdicts(&bare, "IP forwarding")[0].0, Verdict::Fail);
     let (verdict, found) = &verdicts(&bare, "devices")[0];
-    assert!(*verdict == Verdict::Fail && found.contains("\"weave\"") && found.contains("eth0"), "{found}");
+    assert!(
+        *verdict == Verdict::Fail && found.contains("no bridge weave") && found.contains("eth0"),
+        "{found}"
+    );
 }

@@ -118,3 +118,42 @@ fn a_container_writes_where_the_nodes_tree_is_mounted() {
         assert_eq!(rp_filter("weave").unwrap(), STRICT);
     });
 }
+
+fn lo(node: &Namespace) -> (String, String) {
+    let read = |key: &str| node.sh(&format!("cat /proc/sys/net/ipv4/conf/lo/{key}")).trim().to_owned();
+    (read("rp_filter"), read("accept_local"))
+}
+
+/// Answers to the node's own processes come in on `lo` from its own addresses: both of what keeps them off.
+#[test]
+fn the_loopback_is_opened_and_closed_again() {
+    for (all, own) in [(0, 0), (0, 1), (1, 0)] {
+        let node = Namespace::weave_node();
+        let directory = Directory::new(&format!("loopback-{all}-{own}"));
+        set(&node, "all", all);
+        set(&node, "lo", own);
+        let (before, was_strict) = (node.snapshot(), usize::from(all + own != 0));
+        node.run(|| {
+            assert_eq!(directory.record().open_loopback().unwrap().len(), 1 + was_strict);
+            assert_eq!(directory.record().open_loopback().unwrap(), [], "the second time");
+        });
+        let filter = if was_strict == 1 { LOOSE } else { 0 };
+        assert_eq!(lo(&node), (filter.to_string(), "1".to_owned()));
+        node.run(|| assert_eq!(directory.record().restore().unwrap().len(), 1 + was_strict));
+        assert_eq!(node.snapshot(), before);
+        assert!(!directory.0.exists());
+    }
+}
+
+#[test]
+fn a_loopback_that_is_open_is_left_alone() {
+    for device in ["all", "lo"] {
+        let node = Namespace::weave_node();
+        let directory = Directory::new(&format!("open-{device}"));
+        node.sh(&format!("echo 1 > /proc/sys/net/ipv4/conf/{device}/accept_local"));
+        set(&node, "all", 0);
+        set(&node, "lo", 0);
+        node.run(|| assert_eq!(directory.record().open_loopback().unwrap(), []));
+        assert!(!directory.0.exists());
+    }
+}

@@ -4,14 +4,16 @@
 use crate::case::{Case, Step};
 use crate::cases;
 use crate::frame::{End, Frame};
-use crate::lab::{CLIENT, Device, HOLDER, HOLDER_2, LIMITS, LOCAL, Lab, REMOTE, SERVED, now, sh};
+use crate::lab::{CLIENT, Device, HOLDER, HOLDER_2, LIMITS, LOCAL, Lab, OWN, REMOTE, SERVED, now, sh};
 use lb_agent::datapath::copies::Copies;
 use lb_agent::datapath::sandbox::Sandbox;
+use lb_agent::explain::facts;
 use lb_agent::explain::packet::{self, Segment};
 use lb_agent::explain::story::{self, Subject, Via};
-use lb_common::addr::Protocol;
+use lb_common::addr::{Ipv4, Port, Protocol};
 use lb_common::config::Config;
-use lb_common::flow::{FlowKey, Reply, State};
+use lb_common::flow::{Flow, FlowKey, Path, Reply, State};
+use lb_common::masquerade::{Client, Masquerade, MasqueradedKey};
 use lb_common::reason::Reason;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -157,6 +159,59 @@ fn a_refusal_is_told_with_its_answer() {
         let steps = ask(&lab, key(CLIENT, SERVED), Via::Uplink, None);
         assert_eq!(reasons(&steps), [Reason::RejectNoEndpoint]);
         assert_eq!(steps[0].answer.as_deref(), Some("a TCP reset"));
+    });
+}
+
+/// A pod of the holder: the backend sees the holder, the answer goes to the pod.
+#[test]
+fn a_connection_from_inside_is_told_with_the_source_that_it_gets() {
+    on_a_node(|| {
+        let mut lab = Lab::new(&Config::DEFAULT, &LIMITS);
+        cases::inside::node(&mut lab);
+        let pod = cases::inside::POD;
+        let steps = ask(&lab, key(pod, SERVED), Via::Pods, None);
+        let expected = [Reason::ForwardRedirect, Reason::ReplyRedirect, Reason::ForwardRedirect];
+        assert_eq!(reasons(&steps), expected);
+        let (from, to) = steps[0].after.unwrap();
+        assert_eq!((from.ip().octets(), to.to_string()), (OWN, "10.40.0.2:8080".into()));
+        assert_eq!(steps[1].before, (to, from));
+        let (from, to) = steps[1].after.unwrap();
+        assert_eq!((from.to_string(), to.to_string()), ("192.0.2.10:80".into(), "10.32.0.5:40000".into()));
+        assert_eq!(steps[0].way, Some((Device::Pods.index(), REMOTE.0.into())));
+        assert_eq!(steps[1].way, Some((Device::Pods.index(), pod.0.into())));
+        assert!(is_untouched(&lab));
+        assert!(lab.maps.masquerades.list().unwrap().is_empty(), "nor give a port out");
+    });
+}
+
+/// A process of the holder, whose connection is established: its answers are handed to `lo`.
+#[test]
+fn a_known_connection_from_inside_is_told_by_the_port_that_it_has() {
+    on_a_node(|| {
+        let mut lab = Lab::new(&Config::DEFAULT, &LIMITS);
+        cases::inside::node(&mut lab);
+        let client = key(cases::inside::PROCESS, SERVED);
+        let port = Port::new(20_000);
+        let address = Ipv4::new(SERVED.0);
+        let owned = MasqueradedKey::new(address, Port::new(SERVED.1), port, Protocol::TCP);
+        lab.maps.masquerades.insert(&client, &Masquerade::new(port)).unwrap();
+        lab.maps.masqueraded.insert(&owned, &Client::new(client.source, client.source_port)).unwrap();
+        let known = key((OWN, 20_000), SERVED);
+        let flow = Flow::new(0, 1, 1, Path::Redirect, State::Established, now());
+        lab.maps.flows.insert(&known, &flow).unwrap();
+        let reply =
+            Reply::translate(address, Port::new(SERVED.1), 0, Path::Redirect, now()).masqueraded(true);
+        lab.maps.replies.insert(&key((OWN, 20_000), REMOTE).reversed(), &reply).unwrap();
+
+        let steps = ask(&lab, client, Via::Node, None);
+        assert_eq!(steps[0].what, "the packet, ACK");
+        assert_eq!(reasons(&steps), [Reason::ForwardRedirect, Reason::ReplyRedirect]);
+        assert_eq!(steps[0].after.unwrap().0.to_string(), "10.32.0.1:20000");
+        assert_eq!(steps[1].after.unwrap().1.to_string(), "192.0.2.10:40000");
+        assert_eq!(steps[1].way, Some((Device::Node.index(), [0; 4].into())));
+        let copies = Copies::read(&lab.maps, &client).unwrap();
+        let facts = facts::known(&copies, &client, &Config::DEFAULT.timeouts, now());
+        assert_eq!(facts.iter().map(|known| known.map).collect::<Vec<_>>(), ["flows"]);
     });
 }
 

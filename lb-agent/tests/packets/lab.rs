@@ -12,6 +12,7 @@ use lb_common::backend::{Backend, BackendState};
 use lb_common::config::Config;
 use lb_common::holder::{EndpointHolders, EndpointKey, Holder};
 use lb_common::interface::Interface;
+use lb_common::masquerade::{Network, Own};
 use lb_common::service::{Service, ServiceKey};
 use lb_common::way::BackendWay;
 use std::fs;
@@ -29,6 +30,9 @@ pub(crate) const REMOTE: End = ([10, 40, 0, 2], 8080);
 pub(crate) const REMOTE_2: End = ([10, 40, 0, 3], 8080);
 /// A pod on this node.
 pub(crate) const LOCAL: End = ([10, 32, 0, 2], 8080);
+
+/// This node's address on the overlay, for whoever asks [`Lab::own`].
+pub(crate) const OWN: [u8; 4] = [10, 32, 0, 1];
 
 /// Two other nodes that hold addresses: link-layer address on the overlay, and mark.
 pub(crate) const HOLDER: ([u8; 6], u8) = ([2, 0, 0, 0, 0xaa, 1], 17);
@@ -49,6 +53,8 @@ pub(crate) enum Device {
     Overlay,
     /// `weave`: this node's pods.
     Pods,
+    /// `lo`: this node's own processes.
+    Node,
     /// `wire`: an interface without a role.
     Stranger,
 }
@@ -99,6 +105,7 @@ impl Lab {
             (Device::Uplink, Interface::UPLINK),
             (Device::Overlay, Interface::OVERLAY),
             (Device::Pods, Interface::PODS),
+            (Device::Node, Interface::NODE),
         ];
         for (device, role) in roles {
             lab.maps.interfaces.insert(&device.index(), &role).unwrap();
@@ -155,6 +162,16 @@ impl Lab {
         self.maps.holders.insert(&Mac::new(mac), &holder).unwrap();
     }
 
+    /// What packets know of this node: [`OWN`].
+    pub(crate) fn own(&mut self) {
+        self.maps.inside.set_own(Own { overlay: Ipv4::new(OWN), ..Own::default() }).unwrap();
+    }
+
+    /// A network whose hosts are inside the cluster.
+    pub(crate) fn inside(&mut self, address: [u8; 4], prefix: u32) {
+        self.maps.inside.insert(Network { prefix, address: Ipv4::new(address) }).unwrap();
+    }
+
     /// Runs one of the programs on a packet: verdict, bytes and mark.
     pub(crate) fn run(&mut self, hook: Hook, bytes: &[u8], meta: Meta) -> (i32, &[u8], u32) {
         let name = match hook {
@@ -207,6 +224,7 @@ impl Device {
             Self::Uplink => "eth0",
             Self::Overlay => "vxlan",
             Self::Pods => "weave",
+            Self::Node => "lo",
             Self::Stranger => "wire",
         };
         nix::net::if_::if_nametoindex(name).unwrap()

@@ -93,7 +93,10 @@ impl Bed {
             for (holder, (_, address, port)) in [1, 2].into_iter().zip(SERVICES) {
                 let services = self.testbed.ask_agent(holder, &["services"])?;
                 let log = self.agents[index(holder)].as_ref().context("no agent")?.log()?;
-                ensure!(services.contains(&format!("{address}:{port}")), "n{holder} serves {services}: {log}");
+                ensure!(
+                    services.contains(&format!("{address}:{port}")),
+                    "n{holder} serves {services}: {log}"
+                );
             }
             for node in self.testbed.nodes() {
                 let log = self.agents[index(node.number())].as_ref().context("no agent")?.log()?;

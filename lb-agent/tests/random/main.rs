@@ -99,7 +99,8 @@ fn finish(bed: Bed) -> Vec<String> {
 /// For the person who repairs it.
 fn describe(script: &Script, wrong: &[String]) -> String {
     let Script { seed, topology, steps } = script;
-    let steps: String = steps.iter().map(|step| format!("\n    {:?}, {} questions", step.event, step.questions)).collect();
+    let steps: String =
+        steps.iter().map(|step| format!("\n    {:?}, {} questions", step.event, step.questions)).collect();
     let shown: String = wrong.iter().take(5).map(|text| format!("\n  {text}")).collect();
     format!("LB_RANDOM_SEED={seed}, {topology}:{steps}{shown}\n  {} faults\n", wrong.len())
 }

@@ -28,19 +28,43 @@ pub(crate) struct Step {
 /// See the names. What is already as an event would have it stays so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    PodAdded { slot: u8, node: u8 },
-    PodRemoved { slot: u8 },
-    PodMoved { slot: u8, node: u8 },
+    PodAdded {
+        slot: u8,
+        node: u8,
+    },
+    PodRemoved {
+        slot: u8,
+    },
+    PodMoved {
+        slot: u8,
+        node: u8,
+    },
     /// These pods are ready, of those that there are; the others are not.
-    EndpointsChanged { ready: [bool; SLOTS as usize] },
-    AgentKilled { node: u8 },
-    AgentRestarted { node: u8 },
+    EndpointsChanged {
+        ready: [bool; SLOTS as usize],
+    },
+    AgentKilled {
+        node: u8,
+    },
+    AgentRestarted {
+        node: u8,
+    },
     /// Carrier is lost, and comes back.
-    CablePulled { node: u8 },
+    CablePulled {
+        node: u8,
+    },
     /// Down and up by somebody who then puts back the routes that this has removed, but ours.
-    LinkFlapped { node: u8, link: Link },
-    Lost { node: u8, what: Thing },
-    AddressMoved { to: u8 },
+    LinkFlapped {
+        node: u8,
+        link: Link,
+    },
+    Lost {
+        node: u8,
+        what: Thing,
+    },
+    AddressMoved {
+        to: u8,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use crate::judge::{Judge, Question};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{
-    AddressFamily, Shutdown, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, shutdown, socket, sockopt,
+    AddressFamily, Shutdown, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, shutdown, socket,
+    sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike as _};
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -147,7 +148,8 @@ impl Asker {
         for number in 0.. {
             let Some(port) = turns.next() else { return };
             let service = self.services[number / 2 % self.services.len()];
-            let answer = if number % 2 == 0 { self.by_udp(port, service) } else { self.by_tcp(port, service) };
+            let answer =
+                if number % 2 == 0 { self.by_udp(port, service) } else { self.by_tcp(port, service) };
             let protocol = if number % 2 == 0 { "UDP" } else { "TCP" };
             let answer = answer.with_context(|| format!("{protocol} to {service} from port {port}"));
             self.judge.heard(self.name, answer);

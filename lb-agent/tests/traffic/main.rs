@@ -23,6 +23,7 @@ mod endpoints;
 mod explain;
 mod fragments;
 mod holders;
+mod inside;
 mod moving;
 mod networks;
 mod not_ours;

@@ -141,7 +141,7 @@ pub(crate) fn own_connection() -> Case {
         .goes_to(&from_other, REMOTE)
 }
 
-fn connect_from(from: crate::frame::End, to: SocketAddr) -> TcpStream {
+pub(super) fn connect_from(from: crate::frame::End, to: SocketAddr) -> TcpStream {
     use nix::sys::socket::{
         AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
     };

@@ -8,6 +8,8 @@ pub(crate) mod fragment;
 pub(crate) mod full;
 pub(crate) mod holder;
 pub(crate) mod icmp;
+pub(crate) mod inside;
+pub(crate) mod inside_icmp;
 pub(crate) mod mss;
 pub(crate) mod refuse;
 pub(crate) mod route;

@@ -126,19 +126,25 @@ pub(crate) fn too_big_to_forward() -> Case {
         .goes_to(&request(), REMOTE)
         .send(
             ingress(Device::Uplink, &big)
-                .redirected(Reason::RejectTooBig, big.fragmentation_needed(1376))
+                .redirected(Reason::RejectTooBig, big.fragmentation_needed(told(1376)))
                 .counts(TCP_80, |stats| stats.refused = 1),
         )
         .goes_to(&fits, REMOTE)
         .send(
             ingress(Device::Uplink, &datagram)
-                .redirected(Reason::RejectTooBig, datagram.fragmentation_needed(1376)),
+                .redirected(Reason::RejectTooBig, datagram.fragmentation_needed(told(1376))),
         )
         .send(ingress(Device::Uplink, &may_fragment).stack(
             Reason::ForwardStack,
             stacked(&may_fragment, REMOTE),
             FORWARDED,
         ))
+}
+
+/// The MTU that the program is told by the kernel: none before Linux 5.12.
+fn told(mtu: u16) -> u16 {
+    use aya::util::KernelVersion;
+    if KernelVersion::current().unwrap() >= KernelVersion::new(5, 12, 0) { mtu } else { 0 }
 }
 
 /// A GSO packet is larger than the MTU, its segments are not.
@@ -155,7 +161,7 @@ pub(crate) fn segmented_later() -> Case {
         .send(
             ingress(Device::Uplink, &big)
                 .gso_size(1337)
-                .redirected(Reason::RejectTooBig, big.fragmentation_needed(1376)),
+                .redirected(Reason::RejectTooBig, big.fragmentation_needed(told(1376))),
         )
 }
 
