@@ -13,6 +13,7 @@ mod idle;
 mod limits;
 mod marks;
 mod mend;
+mod neighbours;
 mod networks;
 mod node;
 mod restart;
