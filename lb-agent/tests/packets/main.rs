@@ -43,7 +43,7 @@ macro_rules! cases {
 cases! {
     backends: gone_is_reset, slot_given_to_another_is_reset, syn_after_gone_chooses_again, draining, draining_in_a_handshake, draining_udp, ring_names_a_missing_backend, ring_names_a_slot_of_another_service, from_none_to_some_and_back, affinity;
     collision: second_goes_to_another_backend, handshakes_collide_too, single_backend_refuses_the_second, closed_flow_gives_way, expired_flow_gives_way, tuple_of_another_holder_is_taken, tuple_that_a_holder_let_go_is_free;
-    egress: finished, marks_end_at_overlay_and_pods, foreign_on_the_uplink, icmp_redirects;
+    egress: finished, marks_end_at_overlay_and_pods, foreign_on_the_uplink, past_the_holder, icmp_redirects;
     foreign: ipv6, arp, vlan, version_6_in_ipv4, header_length_below_20, short, header_in_the_padding, truncated, other_protocols, other_ports, pods_own_traffic, unknown_interface, own_connection, syn_ack_without_flow;
     fragment: by_redirect, segments, local_backend, same_exit_as_the_first, before_the_first, expired, number_used_again, refused, backend_gone, connection_gone, ip_options, cannot_follow, on_the_other_node, tuple_of_another_holder, more_than_fit, syn_in_fragments;
     full: new_tcp_is_reset_and_old_goes_on, no_half_of_a_connection_is_left, answer_in_udp_is_dropped, handshakes_do_not_evict_flows, evicted_handshake_is_picked_up;
