@@ -82,6 +82,15 @@ impl Captured {
         self.tshark(filter, &["-T", "fields", "-e", field])
     }
 
+    /// Several fields of each packet that matches, separated by tabs. One that a packet does not have is empty.
+    ///
+    /// # Errors
+    /// As [`Captured::packets`].
+    pub fn fields(&self, filter: &str, fields: &[&str]) -> Result<Vec<String>> {
+        let names = fields.iter().flat_map(|field| ["-e", field]);
+        self.tshark(filter, &["-T", "fields"].into_iter().chain(names).collect::<Vec<_>>())
+    }
+
     fn tshark(&self, filter: &str, more: &[&str]) -> Result<Vec<String>> {
         let output = Command::new("tshark")
             .arg("-n")
@@ -98,7 +107,10 @@ impl Captured {
             .context("cannot run tshark")?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "tshark: {}: {}", output.status, said.trim());
-        Ok(String::from_utf8_lossy(&output.stdout).lines().map(|line| line.trim().to_owned()).collect())
+        Ok(String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .map(|line| line.trim_matches(' ').to_owned())
+            .collect())
     }
 
     /// The packets with a wrong IP, TCP, UDP or ICMP checksum. Meaningful where the sender's checksum offload is off

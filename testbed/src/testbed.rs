@@ -98,6 +98,11 @@ impl Testbed {
         &self.outside.router
     }
 
+    /// The switches between nodes and router. The port of a node's cable has the node's name, where nodes are not routed.
+    pub fn wire(&self) -> &Host {
+        &self.outside.wire
+    }
+
     /// The cluster's state.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster

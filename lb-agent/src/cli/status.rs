@@ -119,6 +119,7 @@ fn read(maps: &Maps, pins: PathBuf, program: Program) -> Result<Status, MapsErro
         fill("replies", replies.len(), maps.replies.max_entries()?),
         fill("handshakes", handshakes.len(), maps.handshakes.max_entries()?),
         fill("handshake_replies", handshake_replies.len(), maps.handshake_replies.max_entries()?),
+        fill("masquerades", maps.masquerades.list()?.len(), maps.masquerades.max_entries()?),
     ];
 
     let own: Vec<State> = flows.iter().chain(&handshakes).map(|(_, flow): &(_, Flow)| flow.state()).collect();

@@ -223,13 +223,18 @@ pub(super) fn admit(address: Ipv4Addr, port: &ServicePort, options: &Options) ->
     Ok(ServiceKey::new(address.into(), Port::new(number), protocol))
 }
 
-/// What people must know of a port whose backends are on the network of other nodes.
-pub(super) fn describe_masqueraded(port: &ServicePort, served: &WantedService) -> Option<String> {
-    let masqueraded = served.backends.iter().find(|backend| backend.masqueraded)?;
+/// What people must know of a port with backends on the networks of other nodes. (Of nodes that are out of reach they hear by
+/// the node.)
+pub(super) fn describe_masqueraded(
+    port: &ServicePort,
+    served: &WantedService,
+    aside: &Aside,
+) -> Option<String> {
+    let is_host = |backend: &&WantedBackend| backend.masqueraded && aside.hosts.contains(&backend.address);
+    let masqueraded = served.backends.iter().find(is_host)?;
     Some(format!(
-        "port {}/{}: answers of the endpoint {} (a pod on its node's own network, or on a node behind a router) would not \
-         come back to this node, so connections to it get this node as their source, and it does not see clients' \
-         addresses",
+        "port {}/{}: answers of the endpoint {}, which is on its node's own network, would not come back to this node, so \
+         connections to it get this node as their source, and it does not see clients' addresses",
         port.port, port.protocol, masqueraded.address
     ))
 }
@@ -553,6 +558,18 @@ mod tests {
             },
         ];
         assert_eq!(backends_of(&wanted), expected);
+    }
+
+    #[test]
+    fn a_pod_on_another_nodes_own_network_is_masqueraded() {
+        let hosts = [(Ipv4Addr::new(192, 0, 2, 2), "b"), (ADDRESS, "a"), (POD, "b")];
+        let nodes = [mk_node("a", ADDRESS, 1), mk_node("b", hosts[0].0, 2)];
+        let endpoints = hosts.map(|(address, node)| mk_endpoint(address, Conditions::default(), Some(node)));
+        let services = [mk_service("web", vec![mk_port("TCP", 80)])];
+        let slices = [mk_slice("web", 8080, endpoints.into())];
+        let wanted = wanted("a", &nodes, &services, &slices, &Options::default());
+        let masqueraded = backends_of(&wanted).iter().filter(|backend| backend.masqueraded);
+        assert_eq!(masqueraded.map(|backend| backend.address).collect::<Vec<_>>(), [hosts[0].0]);
     }
 
     #[test]

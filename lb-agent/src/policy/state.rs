@@ -481,7 +481,7 @@ impl State {
                     let (first, at) = self.claims.get(key)?.first()?;
                     let port = service.ports.get(place)?;
                     if (first, *at) == (name, place) {
-                        let note = extend::describe_masqueraded(port, served)?;
+                        let note = extend::describe_masqueraded(port, served, &self.aside)?;
                         return Some(format!("{name}: {note}"));
                     }
                     let first = (first.namespace.as_str(), first.name.as_str());

@@ -1,6 +1,8 @@
-use crate::datapath::{Datapath, frame};
+use crate::datapath::{Datapath, NEVER_IDLE, frame, key};
 use crate::{agent, stdout};
-use lb_common::addr::Protocol;
+use lb_common::addr::{Ipv4, Port, Protocol};
+use lb_common::flow::{Flow, Path, State};
+use lb_common::masquerade::{Client, MasqueradedKey, Own};
 use lb_common::reason::Reason;
 use serde_json::{Value, json};
 use std::fs;
@@ -88,28 +90,51 @@ fn flows_name_their_backend_while_it_serves_them() {
     assert!((100..160).contains(&idle), "{idle}");
     let expected = json!([
         {
-            "client": "198.51.100.10", "client_port": 40001, "address": "192.0.2.101", "port": 80,
+            "client": "198.51.100.10", "client_port": 40001, "seen_as": null, "address": "192.0.2.101", "port": 80,
             "protocol": "TCP", "backend_id": 2, "backend": "10.32.2.1", "backend_port": 8080,
             "state": "established", "path": "redirect", "idle_seconds": null, "table": "established",
         },
         {
-            "client": "198.51.100.10", "client_port": 40002, "address": "192.0.2.101", "port": 80,
+            "client": "198.51.100.10", "client_port": 40002, "seen_as": null, "address": "192.0.2.101", "port": 80,
             "protocol": "TCP", "backend_id": 2, "backend": null, "backend_port": null,
             "state": "client_closed", "path": "stack", "idle_seconds": 0, "table": "established",
         },
         {
-            "client": "198.51.100.11", "client_port": 40003, "address": "192.0.2.101", "port": 80,
+            "client": "198.51.100.11", "client_port": 40003, "seen_as": null, "address": "192.0.2.101", "port": 80,
             "protocol": "TCP", "backend_id": 1, "backend": "10.32.1.1", "backend_port": 8080,
             "state": "opening", "path": "stack", "idle_seconds": 0, "table": "handshake",
         },
     ]);
     assert_eq!(flows, expected);
     let table = "\
-CLIENT               SERVICE             BACKEND         STATE    PATH   IDLE  TABLE
-198.51.100.11:40003  192.0.2.101:80/TCP  10.32.1.1:8080  opening  stack   0 s  handshake
+CLIENT               SEEN AS  SERVICE             BACKEND         STATE    PATH   IDLE  TABLE
+198.51.100.11:40003  -        192.0.2.101:80/TCP  10.32.1.1:8080  opening  stack   0 s  handshake
 ";
     assert_eq!(ask(&datapath, &["flows", "--client", "198.51.100.11"]), table);
     assert!(ask(&datapath, &["flows", "--client", "198.51.100.10"]).contains("192.0.2.101:80/TCP  gone "));
+}
+
+/// A client inside the cluster, whose connection is known by this node's own address: the client is shown and asked for.
+#[test]
+fn flows_have_the_client_beside_the_source_that_its_backend_sees() {
+    let mut datapath = Datapath::filled();
+    let (overlay, address) = (Ipv4::new([10, 32, 0, 1]), Ipv4::new([192, 0, 2, 101]));
+    datapath.maps.inside.set_own(Own { overlay, ..Own::default() }).unwrap();
+    let given = MasqueradedKey::new(address, Port::new(80), Port::new(20_000), Protocol::TCP);
+    let client = Client::new(Ipv4::new([10, 32, 1, 9]), Port::new(40_006));
+    datapath.maps.masqueraded.insert(&given, &client).unwrap();
+    let flow = Flow::new(1, 1, 1, Path::Redirect, State::Established, NEVER_IDLE);
+    for source in [overlay.octets(), [198, 51, 100, 13]] {
+        datapath.maps.flows.insert(&key(source, 20_000, address.octets(), 80), &flow).unwrap();
+    }
+    let table = "\
+CLIENT           SEEN AS          SERVICE             BACKEND         STATE        PATH      IDLE  TABLE
+10.32.1.9:40006  10.32.0.1:20000  192.0.2.101:80/TCP  10.32.1.1:8080  established  redirect   0 s  established
+";
+    assert_eq!(ask(&datapath, &["flows", "--client", "10.32.1.9"]), table);
+    let other = ask_json(&datapath, &["flows", "--client", "198.51.100.13"]);
+    assert_eq!((&other[0]["client_port"], &other[0]["seen_as"]), (&json!(20_000), &Value::Null));
+    assert_eq!(ask(&datapath, &["flows", "--client", "10.32.0.1"]), "none\n");
 }
 
 #[test]
@@ -221,7 +246,7 @@ fn status_is_the_whole_datapath_on_one_screen() {
         let found = status["tables"].as_array().unwrap().iter().find(|fill| fill["table"] == table).unwrap();
         (found["entries"].as_u64().unwrap(), found["limit"].as_u64().unwrap())
     };
-    assert_eq!(status["layout"], 2);
+    assert_eq!(status["layout"], 3);
     assert_eq!(fill("services"), (3, 16));
     assert_eq!(fill("backends"), (3, 7), "slot 0 is never used");
     assert_eq!(fill("endpoints"), (3, 16));
@@ -230,6 +255,7 @@ fn status_is_the_whole_datapath_on_one_screen() {
     assert_eq!(fill("replies"), (2, 64));
     assert_eq!(fill("handshakes"), (2, 64), "the visit began one");
     assert_eq!(fill("handshake_replies"), (2, 64), "the visit began one");
+    assert_eq!(fill("masquerades"), (0, 262_144));
     assert_eq!((&status["backends_active"], &status["backends_draining"]), (&json!(2), &json!(1)));
     let state = |name: &str| {
         let found = status["flows"].as_array().unwrap().iter().find(|row| row["state"] == name).unwrap();

@@ -48,6 +48,9 @@ fn the_large_tables_are_as_the_last_sweep_found_them() {
         "reweave_lb_sweeps_total 1",
         "reweave_lb_sweep_duration_seconds 0.005",
         r#"reweave_lb_swept_entries_total{table="flows"} 0"#,
+        r#"reweave_lb_swept_entries_total{table="masquerades"} 0"#,
+        r#"reweave_lb_table_entries{table="masquerades"} 0.0"#,
+        r#"reweave_lb_table_limit{table="masquerades"} 262144.0"#,
         r#"reweave_lb_api_errors_total{operation="watch",code="403"} 1"#,
     ] {
         assert!(text.lines().any(|found| found == line), "no line {line:?} in\n{text}");

@@ -3,7 +3,7 @@
 
 use crate::client::{Asker, Talk, kind};
 use crate::echo::Echo;
-use crate::world::{HOLDER, SOON, V, V3, World, at, build, world};
+use crate::world::{HOLDER, SOON, V, V3, World, at, world};
 use anyhow::{Context as _, Result, ensure};
 use lb_common::reason::Reason;
 use serde_json::Value;
@@ -49,7 +49,7 @@ fn a_closed_port_of_a_pod_is_told_to_the_socket_that_asked() {
             let asker = Asker::new(host, at(V, 53));
             let told = wait::until(&format!("{} is refused", host.name()), SOON, || {
                 // The backend's kernel sends so many errors a second and no more.
-                let outcome = asker.ask("anybody?").map_err(|error| error.downcast::<std::io::Error>());
+                let outcome = asker.ask("anybody?").map_err(anyhow::Error::downcast::<std::io::Error>);
                 let refused =
                     matches!(&outcome, Err(Ok(error)) if error.kind() == ErrorKind::ConnectionRefused);
                 ensure!(refused, "{outcome:?}");
@@ -163,7 +163,7 @@ fn join(service: SocketAddrV4) -> Result<(TcpStream, SocketAddrV4)> {
 /// are over, all ports come back.
 #[test]
 fn no_source_is_given_to_two_of_three_thousand() {
-    let world = build().agent(&["--max-handshakes=5000"]).start();
+    let world = world();
     let backends = [world.pod(HOLDER, "local"), world.pod(2, "remote")];
     let crowds = backends.each_ref().map(|pod| Crowd::start(pod));
     world.serve("web", Service::new("web", V).tcp(80, 8080), &backends.each_ref().map(Pod::endpoint));

@@ -310,10 +310,10 @@ fn one_endpoint_is_a_change_of_its_service_alone() {
     assert!(!delta.holders && !delta.problems);
 }
 
-/// The sample's first node holds all addresses. Cut off, the second gets no forwards, and the first's are not recognised
-/// there; when they are neighbours again, all is as before.
+/// The sample's first node holds all addresses. Cut off, the second gets forwards with the first as their source, and its own
+/// are not recognised there; when they are neighbours again, all is as before.
 #[test]
-fn what_cannot_be_reached_is_left_out_and_comes_back() {
+fn what_is_out_of_reach_is_masqueraded_and_comes_back() {
     let cluster = crate::policy::sample::cluster(20, 4);
     let mut store = Store::default();
     let objects = Objects {
@@ -334,8 +334,8 @@ fn what_cannot_be_reached_is_left_out_and_comes_back() {
         let delta = state.update(&store, Changes::Everything);
         let cut = Answers::of(&state);
         let backends = |answers: &Answers| {
-            let is_active = |backend: &&extend::WantedBackend| backend.state == extend::WantedState::Active;
-            let count = |service: &WantedService| service.backends.iter().filter(is_active).count();
+            let sees_clients = |backend: &&extend::WantedBackend| !backend.masqueraded;
+            let count = |service: &WantedService| service.backends.iter().filter(sees_clients).count();
             answers.services.values().map(count).collect::<Vec<_>>()
         };
         if own == "node-1" {
