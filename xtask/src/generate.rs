@@ -319,7 +319,7 @@ fn all_maps() -> Vec<Map> {
                   seen: `hook` is 0 where they leave, else the roles of the interface that they come in by.",
             key_bytes: size_of::<FragmentKey>(),
             value: "of the first fragment: the addresses and our byte of the mark that it left with, the ports that it came with, \
-                    the reason's number, and when.",
+                    the reason's number, when, and how many bytes have not come yet (modulo 2^16, and counted from 0 until the last part has come).",
             value_bytes: size_of::<Fragment>(),
             limit: limits::FRAGMENTS,
             memory: Memory::Whole { bytes: 1_704_832 },
