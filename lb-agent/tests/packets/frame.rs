@@ -165,11 +165,6 @@ impl Frame {
         self
     }
 
-    pub(crate) fn destination_mac(mut self, mac: [u8; 6]) -> Self {
-        self.ethernet.destination = mac;
-        self
-    }
-
     /// The same connection, seen from the other side.
     pub(crate) fn key(&self) -> FlowKey {
         let protocol = match self.transport {
