@@ -1,7 +1,7 @@
 //! Makes the node as it is wanted: what the kernel holds is read, compared and brought up to date, in an order in which
 //! an address is served only once everything it needs is in place.
 
-use crate::datapath::attach::{AttachError, Hooks};
+use crate::datapath::attach::{AttachError, Hooks, InFront};
 use crate::datapath::maps::{Maps, MapsError};
 use crate::datapath::plan::{self, Comparison, Observed, Operation, Rest};
 use crate::node::interfaces::Kind;
@@ -21,7 +21,7 @@ use lb_common::masquerade::{self, Own};
 use lb_common::service::ServiceKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// Why the node is not as wanted.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +97,8 @@ pub struct Reconciler {
     leaving: BTreeMap<u8, u64>,
     /// Whether slots that nothing names were looked for since the maps were read.
     is_tidy: bool,
+    /// Programs of others before ours, which people have been told of.
+    in_front: BTreeSet<InFront>,
 }
 
 impl Reconciler {
@@ -125,6 +127,7 @@ impl Reconciler {
             comparison: Comparison::default(),
             leaving: BTreeMap::new(),
             is_tidy: false,
+            in_front: BTreeSet::new(),
         }
     }
 
@@ -207,7 +210,23 @@ impl Reconciler {
         for (device, direction) in self.hooks.ensure(&mut self.ebpf, &roles.devices()).await? {
             info!(device, %direction, hook = %self.hooks.hook(), "attached the packet program");
         }
+        self.look_in_front(roles);
         Ok(())
+    }
+
+    /// Says which programs of others run before ours: once for each.
+    fn look_in_front(&mut self, roles: &Roles) {
+        let found = self.hooks.in_front(&roles.devices());
+        for InFront { device, direction, program } in found.difference(&self.in_front) {
+            warn!(
+                device,
+                %direction,
+                program,
+                "another program runs before ours: what it accepts, drops or redirects is not load balanced. Attach it \
+                 after ours, or have it end with TCX_NEXT"
+            );
+        }
+        self.in_front = found;
     }
 
     /// Services, endpoints and holders, where they may differ: by `delta`, or because something was not reached before.

@@ -101,6 +101,7 @@ reasons! {
     57 DropTooBig Drop "drop_too_big" "Larger than the way to the backend allows, and no answer is due."
     58 DropIcmpRedirect Drop "drop_icmp_redirect" "An ICMP redirect of this node to a pod: it would lead the answers to one client past the node, all to one holder."
     59 DropNoOverlay Drop "drop_no_overlay" "From inside the cluster, but this node's own overlay address is not known yet: no answer would find its way back."
+    60 DropPastHolder Drop "drop_past_holder" "A pod's answer to another holder's forward, about to leave past that holder, with the pod's address: rule, route or program was removed, and is on its way back."
 }
 
 /// Number of slots in the `outcomes` map: room for new reasons without a new layout.

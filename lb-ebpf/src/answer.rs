@@ -44,16 +44,21 @@ pub(crate) fn from_backend(packet: &Packet<'_>, parsed: &mut Parsed, roles: Inte
     }
 }
 
-/// A packet on its way out of the uplink: an answer that the stack has routed is translated now.
+/// A packet on its way out of the uplink: an answer that the stack has routed is translated now. One to another holder's
+/// forward leaves to that holder, or not at all.
 #[inline(always)]
-pub(crate) fn leaving(parsed: &mut Parsed) -> Step<Plan> {
+pub(crate) fn leaving(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Plan> {
     if !sieve::may_be_answer(&parsed.key) {
         return pass(Reason::PassForeign);
     }
     let Some(found) = find(&parsed.key) else { return pass(Reason::PassForeign) };
     let reply = found.entry.get();
-    if reply.kind() != ReplyKind::Translate {
-        return pass(Reason::PassForeign);
+    if reply.kind() == ReplyKind::Mark {
+        return if holder::is_next(packet, reply.mark) {
+            pass(Reason::PassForeign)
+        } else {
+            drop(Reason::DropPastHolder)
+        };
     }
     follow(parsed, &found, &reply)?;
     parsed.outer = parsed.key.destination;

@@ -77,6 +77,14 @@ pub(crate) fn forwards(key: &FlowKey, mark: u8) -> bool {
     unsafe { ENDPOINTS.get(endpoint) }.is_some_and(|holders| holders.contains(mark))
 }
 
+/// Whether the frame is addressed to the holder with this mark.
+#[inline(always)]
+pub(crate) fn is_next(packet: &Packet<'_>, mark: u8) -> bool {
+    let Some(destination) = packet.read(0) else { return false };
+    // SAFETY: read at once.
+    unsafe { HOLDERS.get(Mac::new(destination)) }.is_some_and(|holder| holder.mark == mark)
+}
+
 /// Brings the connection's entry up to date, or makes one.
 #[inline(always)]
 fn remember(parsed: &Parsed, mark: u8, holders: &EndpointHolders) -> Step<()> {

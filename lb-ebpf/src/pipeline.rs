@@ -127,7 +127,7 @@ fn walk_out(packet: &Packet<'_>) -> Step<Outcome> {
 /// A packet with all its headers, out of the uplink.
 #[inline(always)]
 fn leave_whole(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Outcome> {
-    let plan = answer::leaving(parsed)?;
+    let plan = answer::leaving(packet, parsed)?;
     ControlFlow::Continue(plan::commit(packet, parsed, &plan))
 }
 

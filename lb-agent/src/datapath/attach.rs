@@ -5,6 +5,7 @@ use super::pins::Pins;
 use super::{clsact, tcx};
 use aya::Ebpf;
 use aya::programs::TcAttachType;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -117,6 +118,17 @@ pub enum AttachError {
     },
 }
 
+/// Somebody else's program, before ours on a hook.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InFront {
+    /// The interface.
+    pub device: String,
+    /// The direction.
+    pub direction: Direction,
+    /// Its name, or its id where it has none.
+    pub program: String,
+}
+
 /// The hooks of one agent.
 #[derive(Debug)]
 pub struct Hooks {
@@ -170,6 +182,19 @@ impl Hooks {
         tcx::remove_pins(&self.pins, on_tcx)?;
         self.forget_other_layouts()?;
         Ok(done)
+    }
+
+    /// The TCX programs of others that run before ours: what they accept, drop or redirect never reaches us.
+    pub fn in_front(&self, devices: &[Device]) -> BTreeSet<InFront> {
+        let mut found = BTreeSet::new();
+        for device in devices {
+            for &direction in device.directions {
+                let programs = tcx::in_front(device, direction).into_iter();
+                let in_front = |program| InFront { device: device.name.clone(), direction, program };
+                found.extend(programs.map(in_front));
+            }
+        }
+        found
     }
 
     /// No program uses them any more: they would hold memory for nothing.

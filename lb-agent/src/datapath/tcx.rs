@@ -112,6 +112,20 @@ fn attached(device: &Device, direction: Direction) -> Result<Vec<u32>, AttachErr
         .collect())
 }
 
+/// The programs that run before ours on the hook, by name or id; all of them where ours is a filter, since TCX comes first. None
+/// where the kernel has no TCX.
+pub(super) fn in_front(device: &Device, direction: Direction) -> Vec<String> {
+    let Ok((_, programs)) = SchedClassifier::query_tcx(&device.name, direction.attach_type()) else {
+        return Vec::new();
+    };
+    let before = programs.iter().take_while(|p| p.name_as_str() != Some(direction.program()));
+    let name = |p: &aya::programs::ProgramInfo| match p.name_as_str() {
+        Some(name) if !name.is_empty() => name.to_owned(),
+        _ => format!("id {}", p.id()),
+    };
+    before.map(name).collect()
+}
+
 /// Detaches links whose pins were lost: of an agent whose bpffs was unmounted, say.
 fn detach_links(device: &Device, programs: &[u32]) -> Result<(), AttachError> {
     for link in sys::link_ids() {

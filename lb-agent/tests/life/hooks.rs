@@ -90,11 +90,13 @@ fn programs_of_others_still_run() {
     assert_eq!(on_eth0(), ["eth0 tcx/ingress foreign", "eth0 tcx/ingress reweave_ingress"]);
     is_run(&world, "before ours");
     world.await_served();
+    world.agent(1).await_said("another program runs before ours");
     // Neither a restart nor its end touches it.
     world.kill(1);
     world.start(1, &[]);
     world.await_ready();
     is_run(&world, "after our restart");
+    world.agent(1).await_said("another program runs before ours");
     world.terminate(1);
     world.clean_up(1).unwrap();
     is_run(&world, "after our cleanup");

@@ -14,6 +14,7 @@ mod inside;
 mod limits;
 mod marks;
 mod mend;
+mod neighbours;
 mod networks;
 mod node;
 mod restart;

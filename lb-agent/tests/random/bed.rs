@@ -22,7 +22,7 @@ const NODES: u8 = 3;
 /// Services: name, address, port. They have the same pods.
 const SERVICES: [(&str, Ipv4Addr, u16); 2] = [("moving", MOVING, 80), ("staying", STAYING, 81)];
 /// Until everything works after the last event, several agents starting on a busy machine.
-const QUIET: Duration = Duration::from_secs(25);
+const QUIET: Duration = Duration::from_secs(60);
 
 /// See the module. Fields go in this order: programs, then the hosts that they are on.
 pub(crate) struct Bed {
@@ -251,6 +251,9 @@ impl Bed {
         if to != self.holder {
             self.testbed.move_address(MOVING, self.holder, to)?;
             self.holder = to;
+            // As the new holder's gratuitous ARP would.
+            let forget = format!("neigh flush to {MOVING}");
+            self.testbed.nodes().iter().try_for_each(|node| node.ip(&forget))?;
         }
         Ok(())
     }

@@ -89,11 +89,6 @@ impl Judge {
         }
     }
 
-    /// Whether something is missing.
-    pub(crate) fn is_wounded(&self) -> bool {
-        self.state().wounds.iter().any(|(_, end)| end.is_none())
-    }
-
     /// A pod is asked, and sees the client as `seen`.
     pub(crate) fn asked(&self, pod: &str, question: Question, seen: SocketAddrV4) {
         let mut state = self.state();

@@ -1,5 +1,6 @@
 //! What goes out.
 
+use super::holder::node;
 use super::remote;
 use crate::case::{Case, DONE, FORWARDED, egress};
 use crate::frame::Frame;
@@ -35,15 +36,9 @@ pub(crate) fn marks_end_at_overlay_and_pods() -> Case {
 /// The node's own packets, forwarded ones, and those of connections that are not translated.
 pub(crate) fn foreign_on_the_uplink() -> Case {
     let own = Frame::tcp(([192, 0, 2, 10], 22), CLIENT).ack(1);
-    let marked = Frame::tcp(LOCAL, CLIENT).ack(1);
-    let key = marked.key();
-    Case::new(move |lab| {
-        remote(lab);
-        lab.maps.replies.insert(&key, &Reply::mark(17, State::Established, now())).unwrap();
-    })
+    Case::new(remote)
     .send(egress(Device::Uplink, own).marked(0x0042_0001).passes(Reason::PassForeign))
     .send(egress(Device::Uplink, Frame::tcp(REMOTE, CLIENT).ack(1)).passes(Reason::PassForeign))
-    .send(egress(Device::Uplink, marked).passes(Reason::PassForeign))
     .send(
         egress(Device::Uplink, Frame::udp(LOCAL, CLIENT).payload(&[0; 64]).fragment(0, true))
             .passes(Reason::PassForeign),
@@ -53,6 +48,22 @@ pub(crate) fn foreign_on_the_uplink() -> Case {
             .passes(Reason::PassFragment),
     )
     .send(egress(Device::Uplink, Frame::protocol(1, LOCAL.0, CLIENT.0)).passes(Reason::PassOtherProtocol))
+}
+
+/// The rule that leads an answer to its holder is gone: with the pod's address it must not reach the client. Where nodes
+/// are reached over the uplink, it is the frame's address that tells.
+pub(crate) fn past_the_holder() -> Case {
+    let answer = Frame::tcp(LOCAL, CLIENT).ack(1);
+    let key = answer.key();
+    let to_holder = answer.clone().destination_mac(HOLDER.0);
+    let to_router = || egress(Device::Uplink, &answer).dropped(Reason::DropPastHolder);
+    Case::new(move |lab| {
+        node(lab);
+        lab.maps.replies.insert(&key, &Reply::mark(HOLDER.1, State::Established, now())).unwrap();
+    })
+    .send(to_router().marked(u32::from(HOLDER.1) << 24))
+    .send(to_router())
+    .send(egress(Device::Uplink, to_holder).passes(Reason::PassForeign))
 }
 
 /// A redirect of this node would lead a pod's answers past it; other ICMP of the node goes to its pods as ever, and what
