@@ -1,6 +1,6 @@
 //! A testbed that scripts are played on.
 
-use crate::judge::{self, Judge};
+use crate::judge::{self, Judge, Strange};
 use crate::script::{Event, Link, SLOTS, Script, Thing};
 use crate::traffic::{Asker, Client, PORT, Server};
 use anyhow::{Context as _, Result, ensure};
@@ -33,6 +33,8 @@ pub(crate) struct Bed {
     agents: [Option<Process>; NODES as usize],
     holder: u8,
     pods: u32,
+    /// Addresses of pods that became ready in this sequence.
+    fresh: BTreeSet<Ipv4Addr>,
     played: Vec<Played>,
     judge: Arc<Judge>,
     testbed: Testbed,
@@ -41,7 +43,10 @@ pub(crate) struct Bed {
 /// When a sequence was played, and when it could not be judged.
 struct Played {
     script: Script,
+    begin: SystemTime,
     end: SystemTime,
+    /// Pods that became ready meanwhile.
+    fresh: BTreeSet<Ipv4Addr>,
     wounds: Vec<(SystemTime, Option<SystemTime>)>,
 }
 
@@ -77,6 +82,7 @@ impl Bed {
             agents: Default::default(),
             holder: HOLDER,
             pods: 0,
+            fresh: BTreeSet::new(),
             played: Vec::new(),
             judge,
             testbed,
@@ -111,6 +117,8 @@ impl Bed {
         self.restore()?;
         self.await_quiet().context("before the sequence")?;
         self.judge.begin(&self.holders());
+        self.fresh.clear();
+        let begin = SystemTime::now();
         for step in &script.steps {
             self.happen(step.event).with_context(|| format!("{:?}", step.event))?;
             self.await_questions(step.questions)?;
@@ -122,6 +130,8 @@ impl Bed {
         self.judge.heal();
         self.played.push(Played {
             script: script.clone(),
+            begin,
+            fresh: self.fresh.clone(),
             end: SystemTime::now(),
             wounds: self.judge.wounds(),
         });
@@ -135,9 +145,12 @@ impl Bed {
         self.clients.clear();
         let captured = self.capture.take().context("it is finished already")?.finish()?;
         let strange = judge::strange_answers(&captured, self.testbed.client_address())?;
-        let of_sequence = |(time, text): (SystemTime, String)| {
-            let played = self.played.iter().find(|played| time <= played.end)?;
-            (!judge::is_within(&played.wounds, time)).then(|| (played.script.clone(), text))
+        let of_sequence = |strange: Strange| {
+            let Strange { time, source, text } = strange;
+            let played = self.played.iter().find(|played| (played.begin..=played.end).contains(&time))?;
+            // A node that has not heard of an endpoint yet cannot know its answers from what else the pod says.
+            let is_excused = judge::is_within(&played.wounds, time) || played.fresh.contains(&source);
+            (!is_excused).then(|| (played.script.clone(), text))
         };
         Ok(strange.into_iter().filter_map(of_sequence).collect())
     }
@@ -181,7 +194,10 @@ impl Bed {
                 self.publish()
             }
             Event::EndpointsChanged { ready } => {
-                self.ready = ready;
+                let was_ready = std::mem::replace(&mut self.ready, ready);
+                let slots = self.slots.iter().zip(was_ready.iter().zip(ready));
+                let turned = slots.filter(|(_, (before, now))| !**before && *now);
+                self.fresh.extend(turned.filter_map(|(slot, _)| Some(slot.as_ref()?.0.ip())));
                 self.publish()
             }
             Event::AgentKilled { node } => self.kill(node),
@@ -200,6 +216,7 @@ impl Bed {
         self.pods += 1;
         let pod = self.testbed.add_pod(node, &format!("pod-{}", self.pods))?;
         let server = Server::start(&pod, &self.judge)?;
+        self.fresh.insert(pod.ip());
         self.slots[usize::from(slot)] = Some((pod, server));
         Ok(())
     }
