@@ -128,18 +128,19 @@ impl State {
         matches!(self, Self::Closed | Self::Reset)
     }
 
-    /// The state after a FIN or an RST of one side; other packets change nothing here.
+    /// The state after a packet of one side, with these flags. Where more comes after an RST, that was none of the connection's:
+    /// it was forged, or outside the window, which is not followed here. Had it been one, its sender would answer what still comes
+    /// by another.
     #[inline(always)]
     #[must_use]
     pub const fn after(self, side: Side, fin: bool, rst: bool) -> Self {
         if rst {
             return Self::Reset;
         }
-        if !fin {
-            return self;
-        }
         match (self, side) {
-            (Self::Closed | Self::Reset, _) => self,
+            (Self::Reset, _) if !fin => Self::Established,
+            _ if !fin => self,
+            (Self::Closed, _) => self,
             (Self::BackendClosed, Side::Client) | (Self::ClientClosed, Side::Backend) => Self::Closed,
             (_, Side::Client) => Self::ClientClosed,
             (_, Side::Backend) => Self::BackendClosed,

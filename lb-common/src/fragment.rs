@@ -155,11 +155,23 @@ pub struct Fragment {
     reason: u8,
     /// Our byte of the packet mark, as the first one left.
     pub mark: u8,
-    zero: u16,
+    /// Bytes that have not come yet, modulo 2^16; before the last fragment, less than nothing by what has come.
+    missing: u16,
+}
+
+/// Which part of a datagram a fragment has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where it begins in the datagram's payload, bytes.
+    pub offset: u16,
+    /// Of its own payload, bytes.
+    pub length: u16,
+    /// Whether nothing comes behind it.
+    pub is_last: bool,
 }
 
 impl Fragment {
-    /// What became of a first fragment with these ports. It left with these addresses and this mark.
+    /// What became of a first fragment with these ports and as many bytes of payload. It left with these addresses and this mark.
     #[inline(always)]
     pub const fn new(
         (source_port, destination_port): (Port, Port),
@@ -167,6 +179,7 @@ impl Fragment {
         mark: u8,
         reason: Reason,
         now: u32,
+        length: u16,
     ) -> Self {
         Self {
             source,
@@ -176,8 +189,19 @@ impl Fragment {
             destination_port,
             reason: reason as u8,
             mark,
-            zero: 0,
+            missing: 0_u16.wrapping_sub(length),
         }
+    }
+
+    /// Notes one that follows. True where the datagram is complete: what else comes with its number is another one's. One that
+    /// comes twice, or two CPUs at once, only keep it open: until its time is over, or at worst until as much has come.
+    #[inline(always)]
+    pub const fn completes(&mut self, part: Part) -> bool {
+        if part.is_last {
+            self.missing = self.missing.wrapping_add(part.offset).wrapping_add(part.length);
+        }
+        self.missing = self.missing.wrapping_sub(part.length);
+        self.missing == 0
     }
 
     /// What is done with the others; `None` where they go on as they come.
@@ -202,7 +226,24 @@ mod tests {
 
     fn fragment(reason: Reason, now: u32) -> Fragment {
         let (ports, addresses) = ((Port::new(1), Port::new(2)), (Ipv4::default(), Ipv4::default()));
-        Fragment::new(ports, addresses, 7, reason, now)
+        Fragment::new(ports, addresses, 7, reason, now, 1_480)
+    }
+
+    /// Any order behind the first, up to the largest datagram. What comes twice keeps it open.
+    #[test]
+    fn a_datagram_ends_with_the_last_of_its_parts() {
+        let part = |n: u16, count: u16| Part { offset: n * 1_480, length: 1_480, is_last: n + 1 == count };
+        for count in [2, 3, 44] {
+            let mut known = fragment(Reason::ForwardStack, 100);
+            let forwards: Vec<bool> = (1..count).map(|n| known.completes(part(n, count))).collect();
+            let mut known = fragment(Reason::ForwardStack, 100);
+            let backwards: Vec<bool> = (1..count).rev().map(|n| known.completes(part(n, count))).collect();
+            for ends in [forwards, backwards] {
+                assert_eq!(ends.iter().position(|end| *end), Some(ends.len() - 1), "{count}");
+            }
+        }
+        let mut known = fragment(Reason::ForwardStack, 100);
+        assert!(![1, 1, 2].map(|n| known.completes(part(n, 3))).contains(&true));
     }
 
     /// ICMP errors have no tuple of their own, and no fragments.

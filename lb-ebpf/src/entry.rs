@@ -52,8 +52,9 @@ impl<T: Tracked> Entry<T> {
     #[inline(always)]
     pub(crate) fn sent(&self, side: Side, tcp: Tcp, now: u32) {
         self.seen(now);
-        if tcp.is_turning() {
-            self.set_state(self.get().state().after(side, tcp.has(Tcp::FIN), tcp.has(Tcp::RST)));
+        let state = self.get().state();
+        if tcp.is_turning() || state == State::Reset {
+            self.set_state(state.after(side, tcp.has(Tcp::FIN), tcp.has(Tcp::RST)));
         }
     }
 }

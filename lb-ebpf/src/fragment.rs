@@ -20,7 +20,7 @@ use core::ops::ControlFlow;
 use lb_common::{
     addr::{Ipv4, Mac, Port, Protocol},
     flow::{FlowKey, ReplyKind},
-    fragment::{Fate, Fragment, FragmentKey, Hook},
+    fragment::{Fate, Fragment, FragmentKey, Hook, Part},
     limits,
     masquerade::Client,
     reason::{Kind, Reason},
@@ -53,7 +53,7 @@ fn keep_or_follow(skb: *mut __sk_buff, hook: Hook) -> Option<Reason> {
     let key = FragmentKey::new((source, destination), Protocol::new(header.protocol), header.id, hook);
     let ip = Ip::new(&header);
     if ip.is_later_fragment() {
-        return follow(&packet, &key);
+        return follow(&packet, &key, ip.part());
     }
     let ports = packet.load::<[u8; 4]>(ip.l4_offset())?;
     let [a, b, c] = key.to_words();
@@ -62,7 +62,8 @@ fn keep_or_follow(skb: *mut __sk_buff, hook: Hook) -> Option<Reason> {
 }
 
 /// Notes what became of a first fragment. A number that is used again stands for the new datagram. What the reason means is left
-/// to those that follow: a decision here would make the verifier tell apart all walks that lead here.
+/// to those that follow: a decision here would make the verifier tell apart all walks that lead here. One that is answered has the answer's
+/// length, which only matters for when its entry ends.
 #[inline(never)]
 pub(crate) fn note(skb: *mut __sk_buff, reason: Reason) {
     let ctx = TcContext::new(skb);
@@ -72,16 +73,32 @@ pub(crate) fn note(skb: *mut __sk_buff, reason: Reason) {
     let [a, b, c, d] = ports.to_ne_bytes();
     let ports = (Port::from_bytes([a, b]), Port::from_bytes([c, d]));
     let addresses = (Ipv4::new(left.source), Ipv4::new(left.destination));
-    let known = Fragment::new(ports, addresses, config::mark_byte(&packet), reason, clock::now());
+    let length = Ip::new(&left).part().length;
+    let known = Fragment::new(ports, addresses, config::mark_byte(&packet), reason, clock::now(), length);
     // Without memory for it the others are left to the stack.
     let _ = FRAGMENTS.insert(FragmentKey::from_words([source, destination, rest]), known, 0);
 }
 
+/// What is known of the datagram, which ends with this part where that completes it: its number may be used again at once, and
+/// what then comes before its first one must not go where this one went.
 #[inline(always)]
-fn follow(packet: &Packet<'_>, key: &FragmentKey) -> Option<Reason> {
-    // SAFETY: copied out at once.
-    let known = unsafe { FRAGMENTS.get(key) }.copied();
-    let known = known.filter(|known| known.holds(clock::now()));
+fn known(key: &FragmentKey, part: Part) -> Option<Fragment> {
+    let entry = FRAGMENTS.get_ptr_mut(key)?;
+    // SAFETY: the pointer came from a lookup in this run of the program. Copied out at once, since the entry may be recycled; two
+    // CPUs at once lose at worst a part of the count.
+    let (known, is_complete) = unsafe {
+        let is_complete = (*entry).completes(part);
+        (*entry, is_complete)
+    };
+    if is_complete {
+        let _ = FRAGMENTS.remove(key);
+    }
+    Some(known)
+}
+
+#[inline(always)]
+fn follow(packet: &Packet<'_>, key: &FragmentKey, part: Part) -> Option<Reason> {
+    let known = known(key, part).filter(|known| known.holds(clock::now()));
     let Some((known, fate)) = known.and_then(|known| Some((known, known.fate()?))) else {
         return Some(Reason::PassFragment);
     };

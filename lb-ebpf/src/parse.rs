@@ -9,6 +9,7 @@ use core::ops::ControlFlow;
 use lb_common::{
     addr::{Ipv4, Mac, Port, Protocol},
     flow::{FlowKey, State},
+    fragment::Part,
     masquerade::Client,
     reason::Reason,
 };
@@ -80,6 +81,16 @@ impl Ip {
     #[inline(always)]
     pub(crate) fn is_later_fragment(&self) -> bool {
         self.fragment & 0x1fff != 0
+    }
+
+    /// What it has of its datagram's payload.
+    #[inline(always)]
+    pub(crate) fn part(&self) -> Part {
+        Part {
+            offset: (self.fragment & 0x1fff) << 3,
+            length: self.total_length.wrapping_sub(self.header_length.into()),
+            is_last: self.fragment & 0x2000 == 0,
+        }
     }
 
     /// Where the transport header begins, from the Ethernet header on.

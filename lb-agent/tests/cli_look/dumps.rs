@@ -47,7 +47,7 @@ fn example() -> Datapath {
         Hook::ingress(Interface::UPLINK),
     );
     let (ports, left) = ((Port::new(40_004), Port::new(53)), (Ipv4::new(client), Ipv4::new([10, 32, 1, 1])));
-    let first = Fragment::new(ports, left, 251, Reason::ForwardStack, LAST_SEEN);
+    let first = Fragment::new(ports, left, 251, Reason::ForwardStack, LAST_SEEN, 1_480);
     maps.fragments.insert(&fragments, &first).unwrap();
     let (pod_client, source_port) = ([10, 32, 1, 9], Port::new(20_000));
     let overlay = Own { overlay: Ipv4::new([10, 32, 0, 1]), ..Own::default() };

@@ -66,7 +66,9 @@ fn a_node_is_as_before(kind: &str) {
     world.await_served();
     let during = world.snapshot(2);
     assert_ne!(during, before[1]);
-    assert!(during.contains("conf/weave/rp_filter:2"), "rp_filter is made loose: {during}");
+    for changed in ["conf/weave/rp_filter:2", "conf/lo/rp_filter:2", "conf/lo/accept_local:1"] {
+        assert!(during.contains(changed), "{changed}: {during}");
+    }
 
     let refused = format!("{:#}", world.clean_up(1).unwrap_err());
     assert!(refused.contains("another agent runs this datapath (process "), "{refused}");

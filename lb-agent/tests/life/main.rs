@@ -10,6 +10,7 @@ mod flood;
 mod foreign;
 mod hooks;
 mod idle;
+mod inside;
 mod limits;
 mod marks;
 mod mend;

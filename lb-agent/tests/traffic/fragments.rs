@@ -2,14 +2,13 @@
 
 use crate::client::Asker;
 use crate::echo::Echo;
+use crate::raw;
 use crate::world::{Builder, HOLDER, SOON, V, World, at, build};
 use anyhow::{Result, ensure};
 use lb_common::reason::Reason;
-use nix::libc;
 use std::net::{SocketAddrV4, UdpSocket};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use testbed::cluster::Service;
-use testbed::{Pod, wait};
+use testbed::{Host, Pod, Topology, wait};
 
 /// A pod on a node, alone behind a port of its own.
 fn pod(world: &World, node: u8, port: u16) -> (Pod, Echo) {
@@ -56,6 +55,35 @@ fn large_datagrams_arrive_whole_where_bridged_packets_bypass_netfilter() {
     large_datagrams(build().br_netfilter(false));
 }
 
+/// The client's end is replaced in every fragment, and put back in every fragment of the answer.
+#[test]
+fn large_datagrams_of_clients_inside_arrive_whole() {
+    for builder in [build(), build().topology(Topology::Flannel), build().br_netfilter(false)] {
+        let world = builder.start();
+        let pods = [(HOLDER, 53), (2, 54)].map(|(node, port)| (port, pod(&world, node, port)));
+        let inside = world.pod(HOLDER, "inside");
+        let hosts: [&Host; 2] = [&inside, world.testbed.node(HOLDER)];
+        for host in hosts {
+            for (port, (pod, _echo)) in &pods {
+                let asker = Asker::new(host, at(V, *port));
+                for length in [1_500, 4_000, 20_000] {
+                    let text: String = ('a'..='z').cycle().take(length).collect();
+                    let answer = asker.ask(&text).or_else(|_| asker.ask(&text));
+                    let answer =
+                        answer.unwrap_or_else(|e| panic!("{length}, {} to {}: {e}", host.name(), pod.name()));
+                    let whole = format!("{} {} {text}", pod.name(), answer.seen_as);
+                    assert!(
+                        answer.text == whole[..length],
+                        "{length} bytes, {} to {}",
+                        host.name(),
+                        pod.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// A datagram of the client's port, cut by hand: each fragment from its IP header on.
 fn fragments(from: SocketAddrV4, to: SocketAddrV4, id: u16, payload: &[u8], size: usize) -> Vec<Vec<u8>> {
     let ip =
@@ -87,30 +115,6 @@ fn fragments(from: SocketAddrV4, to: SocketAddrV4, id: u16, payload: &[u8], size
     cut.collect()
 }
 
-/// A socket that sends IP packets as they are given.
-fn raw(world: &World) -> OwnedFd {
-    world
-        .testbed
-        .client()
-        .enter(|| {
-            // SAFETY: no pointer is passed.
-            let fd = unsafe {
-                libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW)
-            };
-            ensure!(fd >= 0, std::io::Error::last_os_error());
-            // SAFETY: it was just made, and nobody else has it.
-            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-        })
-        .unwrap()
-}
-
-fn send(socket: &OwnedFd, to: SocketAddrV4, packet: &[u8]) {
-    let address = nix::sys::socket::SockaddrIn::from(to);
-    let flags = nix::sys::socket::MsgFlags::empty();
-    let sent = nix::sys::socket::sendto(socket.as_raw_fd(), packet, &address, flags).unwrap();
-    assert_eq!(sent, packet.len());
-}
-
 /// A client's socket for the answers to what is sent by hand, which must all come from the address.
 fn answers(world: &World, to: SocketAddrV4) -> UdpSocket {
     let bind = || -> Result<UdpSocket> {
@@ -128,7 +132,7 @@ fn answers(world: &World, to: SocketAddrV4) -> UdpSocket {
 fn fragments_in_any_order_arrive_whole_or_not_at_all() {
     let world = build().start();
     let pods = [(HOLDER, 53), (2, 54)].map(|(node, port)| (port, pod(&world, node, port)));
-    let raw = raw(&world);
+    let raw = raw::socket(world.testbed.client());
     for (port, (pod, echo)) in &pods {
         let to = at(V, *port);
         let socket = answers(&world, to);
@@ -146,14 +150,14 @@ fn fragments_in_any_order_arrive_whole_or_not_at_all() {
         let mut parts = fragments(from, to, id, &payload(b'a'), 400);
         parts[1..].reverse();
         parts.push(parts[1].clone());
-        parts.iter().for_each(|part| send(&raw, to, part));
+        parts.iter().for_each(|part| raw::send(&raw, to, part));
         assert!(heard("reversed").ends_with("aaaa"));
 
         // The last one comes before the first.
         let lost = count(&world, HOLDER, Reason::PassFragment);
         let mut parts = fragments(from, to, id + 1, &payload(b'b'), 400);
         parts.rotate_right(1);
-        parts.iter().for_each(|part| send(&raw, to, part));
+        parts.iter().for_each(|part| raw::send(&raw, to, part));
         wait::until("the one that cannot follow", SOON, || {
             let found = count(&world, HOLDER, Reason::PassFragment) - lost;
             ensure!(found == 1, "{found} left to the stack");
@@ -166,8 +170,8 @@ fn fragments_in_any_order_arrive_whole_or_not_at_all() {
         let parts = [(id + 2, b'c'), (id + 3, b'd')]
             .map(|(id, letter)| fragments(from, to, id, &payload(letter), 400));
         for (one, other) in parts[0].iter().zip(&parts[1]) {
-            send(&raw, to, one);
-            send(&raw, to, other);
+            raw::send(&raw, to, one);
+            raw::send(&raw, to, other);
         }
         for letter in ["cccc", "dddd"] {
             let text = heard(letter);

@@ -11,12 +11,15 @@
 
 mod client;
 mod echo;
+mod raw;
 mod world;
 
 mod address;
 mod bad_line;
 mod bytes;
+mod checksums;
 mod collisions;
+mod corners;
 mod counters;
 mod devices;
 mod endpoints;

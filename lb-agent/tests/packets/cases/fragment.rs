@@ -1,5 +1,6 @@
 //! I5: fragments. They arrive whole at the right pod, or not at all.
 
+use super::inside::{self, POD_TO_REMOTE};
 use super::route::local;
 use super::{forwarded, remote, translated};
 use crate::case::{Case, FORWARDED, Place, egress, ingress};
@@ -25,22 +26,17 @@ fn first(from: End, to: End) -> Frame {
 /// In units of eight bytes, with the header.
 const UNITS: u16 = 9;
 
-/// Any other one, which has no ports.
+/// The next one, which has no ports. It is not the last.
 fn later(from: End, to: End) -> Frame {
-    Frame::protocol(UDP, from.0, to.0).payload(&[0xa5; 40]).fragment(UNITS, false)
-}
-
-/// Neither the first nor the last.
-fn middle(from: End, to: End) -> Frame {
-    later(from, to).fragment(UNITS, true)
+    Frame::protocol(UDP, from.0, to.0).payload(&[0xa5; 40]).fragment(UNITS, true)
 }
 
 fn question() -> [Frame; 3] {
-    [first(CLIENT, SERVED), middle(CLIENT, SERVED), later(CLIENT, SERVED).fragment(14, false)]
+    [first(CLIENT, SERVED), later(CLIENT, SERVED), later(CLIENT, SERVED).fragment(14, false)]
 }
 
 fn answer(backend: End) -> [Frame; 3] {
-    [first(backend, CLIENT), middle(backend, CLIENT), later(backend, CLIENT).fragment(14, false)]
+    [first(backend, CLIENT), later(backend, CLIENT), later(backend, CLIENT).fragment(14, false)]
 }
 
 /// Both ways by redirect. Later fragments count, but begin no connection.
@@ -159,6 +155,38 @@ pub(crate) fn expired() -> Case {
     case.send(ingress(Device::Uplink, later(CLIENT, SERVED)).passes(Reason::PassFragment))
 }
 
+/// I5: a datagram that is complete is over, in whatever order it came: what has its number next is another one's, and goes
+/// nowhere before its own first one.
+pub(crate) fn complete() -> Case {
+    let [q1, q2, q3] = question();
+    let [a1, a2, a3] = answer(REMOTE);
+    let stray = |packet: &Frame| ingress(Device::Uplink, packet).passes(Reason::PassFragment);
+    Case::new(remote)
+        .goes_to(&q1, REMOTE)
+        .goes_to(&q2, REMOTE)
+        .goes_to(&q3, REMOTE)
+        .send(stray(&q2))
+        .goes_to(&q1, REMOTE)
+        .goes_to(&q3, REMOTE)
+        .goes_to(&q2, REMOTE)
+        .send(stray(&q3))
+        .comes_back(&a1)
+        .comes_back(&a3)
+        .comes_back(&a2)
+        .send(ingress(Device::Overlay, &a2).passes(Reason::PassFragment))
+        .then(|lab| assert!(lab.maps.fragments.list().unwrap().is_empty()))
+}
+
+/// The client's end is replaced in all of them.
+pub(crate) fn of_a_client_inside() -> Case {
+    let source = POD_TO_REMOTE.source(Protocol::UDP);
+    Case::new(inside::node)
+        .walks(POD_TO_REMOTE, &first(inside::POD, SERVED))
+        .walks(POD_TO_REMOTE, &later(inside::POD, SERVED))
+        .walks_back(POD_TO_REMOTE, &first(REMOTE, source))
+        .walks_back(POD_TO_REMOTE, &later(REMOTE, source))
+}
+
 /// A first fragment stands for the number from then on, whosever it is.
 pub(crate) fn number_used_again() -> Case {
     let same_port = first(CLIENT, SERVED_SAME_PORT);
@@ -256,7 +284,7 @@ pub(crate) fn on_the_other_node() -> Case {
         .send(forward(later(CLIENT, LOCAL)))
         .marked(&entry, Place::Handshakes(State::Opening), HOLDER.1)
         .send(back(first(LOCAL, CLIENT)))
-        .send(back(middle(LOCAL, CLIENT)))
+        .send(back(later(LOCAL, CLIENT)))
         .send(back(later(LOCAL, CLIENT)))
         .marked(&entry, Place::Flows(State::Established), HOLDER.1)
         .send(ingress(Device::Pods, later(LOCAL, CLIENT).id(2)).passes(Reason::PassFragment))

@@ -5,10 +5,12 @@ use super::{REMOTE_SAME_PORT, remote};
 use crate::case::{Case, Place, ingress};
 use crate::frame::{End, Frame};
 use crate::lab::{
-    Device, Hook, LOCAL, Lab, OWN, REMOTE, REMOTE_2, SERVED, SERVED_SAME_PORT, Slot, TCP_80, UDP_80, now, sh,
+    CLIENT, Device, Hook, LOCAL, Lab, OWN, REMOTE, REMOTE_2, SERVED, SERVED_SAME_PORT, Slot, TCP_80, UDP_80,
+    now, sh,
 };
 use lb_agent::datapath::testrun::Meta;
 use lb_common::addr::{Ipv4, Port, Protocol};
+use lb_common::backend::{Backend, BackendState};
 use lb_common::flow::{Flow, FlowKey, Path, State};
 use lb_common::maglev;
 use lb_common::masquerade::{self, Client, MasqueradedKey};
@@ -33,6 +35,7 @@ const ETH0: [u8; 6] = [2, 0, 0, 0, 0, 0x10];
 const POD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x05];
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x22];
 const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x42];
+const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x01];
 const OTHER_NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x12];
 
 fn neighbours() {
@@ -60,11 +63,25 @@ pub(super) fn node_with_local(lab: &mut Lab) {
     neighbours();
 }
 
+/// The holder, whose backend is a process on another node's own network.
+pub(super) fn node_with_aside(lab: &mut Lab) {
+    node(lab);
+    for (id, protocol, service) in [(1, Protocol::TCP, TCP_80), (2, Protocol::UDP, UDP_80)] {
+        let (address, port) = (Ipv4::new(ASIDE.backend.0), Port::new(ASIDE.backend.1));
+        let backend = Backend::new(service, 1, address, port, BackendState::Active, false);
+        lab.maps.set_backend(id, &backend.masqueraded(true)).unwrap();
+        let served = ServiceKey::new(Ipv4::new(SERVED.0), Port::new(SERVED.1), protocol);
+        lab.maps.services.insert(&served, &Service::new(service, false).masquerading(true)).unwrap();
+    }
+}
+
 /// Where a client is, and how the kernel knows it and its backend.
 #[derive(Clone, Copy)]
 pub(super) struct Walk {
     pub(super) client: End,
     pub(super) backend: End,
+    /// The address that the backend takes for the client's.
+    pub(super) outer: [u8; 4],
     /// Where the client's packets come in, and the backend's.
     pub(super) ways_in: (Device, Device),
     /// Ethernet destination and source of what leaves, to the backend and to the client; `None`: those that were there.
@@ -75,9 +92,20 @@ pub(super) struct Walk {
 pub(super) const POD_TO_REMOTE: Walk = Walk {
     client: POD,
     backend: REMOTE,
+    outer: OWN,
     ways_in: (Device::Pods, Device::Overlay),
     forward: Some((REMOTE_MAC, WEAVE)),
     back: Some((POD_MAC, WEAVE)),
+};
+
+/// Another node's own process, from outside: it sees the Service's address, and answers to there.
+pub(super) const ASIDE: Walk = Walk {
+    client: CLIENT,
+    backend: (OTHER_NODE.0, 8080),
+    outer: SERVED.0,
+    ways_in: (Device::Uplink, Device::Uplink),
+    forward: Some((OTHER_NODE_MAC, ETH0)),
+    back: Some((ROUTER_MAC, ETH0)),
 };
 
 /// To `lo`, whose link-layer address is zero.
@@ -118,7 +146,7 @@ impl Walk {
 
     /// What the backend takes the client for.
     pub(super) fn source(&self, protocol: Protocol) -> End {
-        (OWN, self.port(protocol))
+        (self.outer, self.port(protocol))
     }
 
     pub(super) fn tcp(&self) -> Frame {
@@ -142,7 +170,7 @@ impl Walk {
 
     /// What the flow tables know of the connection.
     fn known_as(&self) -> Frame {
-        self.tcp().from(self.source(Protocol::TCP))
+        self.tcp().from((OWN, self.port(Protocol::TCP)))
     }
 }
 
@@ -303,11 +331,20 @@ pub(crate) fn network_behind_the_uplink() -> Case {
     .goes_to(&Frame::tcp(([192, 0, 2, 63], 40_000), SERVED).syn(), REMOTE)
 }
 
+/// Such a backend sees the Service's address, whoever the client is: its answers come back there.
+pub(crate) fn backend_aside() -> Case {
+    let beside = Walk { client: ([198, 51, 100, 8], 40_000), ..ASIDE };
+    let pod =
+        Walk { client: POD, ways_in: (Device::Pods, Device::Uplink), back: POD_TO_REMOTE.back, ..ASIDE };
+    let case = [ASIDE, beside].into_iter().fold(Case::new(node_with_aside), life);
+    life(case, pod)
+}
+
 pub(crate) fn udp() -> Case {
     let walk = POD_TO_REMOTE;
     let query = Frame::udp(POD, SERVED).payload(b"query");
     let answer = Frame::udp(REMOTE, walk.source(Protocol::UDP)).payload(b"answer");
-    let known = query.clone().from(walk.source(Protocol::UDP));
+    let known = query.clone().from((OWN, walk.port(Protocol::UDP)));
     Case::new(node)
         .walks(walk, &query)
         .flow(&known, REMOTE, Place::Handshakes(State::Opening))
@@ -564,8 +601,7 @@ pub(crate) fn backend_gone() -> Case {
     Case::new(node)
         .shakes_hands(POD_TO_REMOTE)
         .then(|lab| {
-            let gone = lb_common::backend::BackendState::Absent;
-            lab.set_backend(TCP_80, &Slot::remote(1, REMOTE).state(gone));
+            lab.set_backend(TCP_80, &Slot::remote(1, REMOTE).state(BackendState::Absent));
         })
         .send(ingress(Device::Pods, &data).redirected(Reason::RejectBackendGone, data.reset()))
 }

@@ -1,9 +1,12 @@
 //! ICMP errors about packets of clients inside the cluster: both ends of what they quote are others than the packet's.
 
-use super::inside::{OTHER_NODE, POD, POD_TO_REMOTE, PROCESS, Walk, forget_owner, node, node_with_local};
+use super::inside::{
+    ASIDE, OTHER_NODE, POD, POD_TO_REMOTE, PROCESS, Walk, forget_owner, node, node_with_aside,
+    node_with_local,
+};
 use crate::case::{Case, ingress};
 use crate::frame::Frame;
-use crate::lab::{Device, OWN, SERVED};
+use crate::lab::{Device, SERVED};
 use etherparse::Icmpv4Type;
 use etherparse::icmpv4::DestUnreachableHeader;
 use lb_common::addr::Protocol;
@@ -48,7 +51,7 @@ impl Case {
         quoted: usize,
     ) -> Self {
         let about = answer.clone().from(SERVED).to(walk.client).error_from(teller, kind.clone(), quoted);
-        let due = walk.forth(answer.error_from(OWN, kind.clone(), quoted).ttl(63));
+        let due = walk.forth(answer.error_from(walk.outer, kind.clone(), quoted).ttl(63));
         self.send(ingress(walk.ways_in.0, about).redirected(Reason::ForwardIcmpError, due))
     }
 
@@ -92,6 +95,11 @@ pub(crate) fn other_node() -> Case {
     let walk = POD_TO_REMOTE.of_other_node();
     let response = walk.answer().seq(5001).ack(1008).payload(b"response").dont_fragment();
     Case::new(node).tells_both(walk).tells_backend(walk, &response, (ROUTER, &smaller()), WHOLE)
+}
+
+/// About a backend that sees the Service's address, and tells that.
+pub(crate) fn backend_aside() -> Case {
+    Case::new(node_with_aside).tells_both(ASIDE)
 }
 
 /// The port has another owner by now: nobody is told of what was not theirs.

@@ -3,7 +3,7 @@
 use super::{forwarded, remote, request, response, syn_ack, third, translated};
 use crate::case::{Case, Place, ingress};
 use crate::frame::Frame;
-use crate::lab::{CLIENT, Device, REMOTE, SERVED, SERVED_SAME_PORT, TCP_80, TCP_443, now, syn};
+use crate::lab::{CLIENT, Device, Lab, REMOTE, SERVED, SERVED_SAME_PORT, TCP_80, TCP_443, now, syn};
 use lb_common::flow::State;
 use lb_common::reason::Reason;
 
@@ -105,6 +105,30 @@ pub(crate) fn backend_resets() -> Case {
         REMOTE,
         Place::Flows(State::Reset),
     )
+}
+
+/// A reset that was forged, or that the receiver has no use for: the connection goes on, and is soon what it was, whoever speaks
+/// next. Connection tracking of the kernel knows the window; here it is not followed.
+pub(crate) fn more_after_a_reset() -> Case {
+    let idle = |lab: &mut Lab| {
+        for (key, mut reply) in lab.maps.replies.list().unwrap() {
+            reply.last_seen -= 1;
+            lab.maps.replies.insert(&key, &reply).unwrap();
+        }
+    };
+    Case::new(remote)
+        .established(REMOTE)
+        .goes_to(&third().rst(), REMOTE)
+        .flow(&syn(), REMOTE, Place::Flows(State::Reset))
+        .goes_to(&request(), REMOTE)
+        .flow(&syn(), REMOTE, Place::Flows(State::Established))
+        .comes_back(&response(REMOTE).rst())
+        .then(idle)
+        .comes_back(&response(REMOTE))
+        .flow(&syn(), REMOTE, Place::Flows(State::Established))
+        .goes_to(&third().rst(), REMOTE)
+        .goes_to(&request().fin(), REMOTE)
+        .flow(&syn(), REMOTE, Place::Flows(State::ClientClosed))
 }
 
 /// The pod has nothing on the port: its reset reaches the client.
