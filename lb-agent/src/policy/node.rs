@@ -109,7 +109,11 @@ mod tests {
     fn a_node_has_its_own_networks_before_it_has_published_anything() {
         let object = core::Node {
             spec: Some(core::NodeSpec {
-                pod_cidrs: Some(vec!["10.244.1.0/24".to_owned(), "fd00::/64".to_owned(), "10.0.0.0/99".to_owned()]),
+                pod_cidrs: Some(vec![
+                    "10.244.1.0/24".to_owned(),
+                    "fd00::/64".to_owned(),
+                    "10.0.0.0/99".to_owned(),
+                ]),
                 ..Default::default()
             }),
             status: Some(core::NodeStatus {

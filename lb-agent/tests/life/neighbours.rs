@@ -55,9 +55,12 @@ fn allow_invalid_at_first(host: &Host) {
 /// Case C12: clients outside and inside, on a bridged network, whose frames netfilter sees or does not, and on a routed one.
 #[test]
 fn a_firewall_that_drops_invalid_packets_drops_none_of_ours() {
-    for (topology, br_netfilter) in
-        [(Topology::Weave, true), (Topology::Weave, false), (Topology::Flannel, true), (Topology::Calico, true)]
-    {
+    for (topology, br_netfilter) in [
+        (Topology::Weave, true),
+        (Topology::Weave, false),
+        (Topology::Flannel, true),
+        (Topology::Calico, true),
+    ] {
         let mut world = World::with(Options { topology, br_netfilter, ..Options::default() });
         for node in 1..=3 {
             drop_invalid(world.node(node));

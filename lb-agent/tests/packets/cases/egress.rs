@@ -37,17 +37,20 @@ pub(crate) fn marks_end_at_overlay_and_pods() -> Case {
 pub(crate) fn foreign_on_the_uplink() -> Case {
     let own = Frame::tcp(([192, 0, 2, 10], 22), CLIENT).ack(1);
     Case::new(remote)
-    .send(egress(Device::Uplink, own).marked(0x0042_0001).passes(Reason::PassForeign))
-    .send(egress(Device::Uplink, Frame::tcp(REMOTE, CLIENT).ack(1)).passes(Reason::PassForeign))
-    .send(
-        egress(Device::Uplink, Frame::udp(LOCAL, CLIENT).payload(&[0; 64]).fragment(0, true))
-            .passes(Reason::PassForeign),
-    )
-    .send(
-        egress(Device::Uplink, Frame::protocol(17, LOCAL.0, CLIENT.0).payload(&[0; 64]).fragment(9, false))
+        .send(egress(Device::Uplink, own).marked(0x0042_0001).passes(Reason::PassForeign))
+        .send(egress(Device::Uplink, Frame::tcp(REMOTE, CLIENT).ack(1)).passes(Reason::PassForeign))
+        .send(
+            egress(Device::Uplink, Frame::udp(LOCAL, CLIENT).payload(&[0; 64]).fragment(0, true))
+                .passes(Reason::PassForeign),
+        )
+        .send(
+            egress(
+                Device::Uplink,
+                Frame::protocol(17, LOCAL.0, CLIENT.0).payload(&[0; 64]).fragment(9, false),
+            )
             .passes(Reason::PassFragment),
-    )
-    .send(egress(Device::Uplink, Frame::protocol(1, LOCAL.0, CLIENT.0)).passes(Reason::PassOtherProtocol))
+        )
+        .send(egress(Device::Uplink, Frame::protocol(1, LOCAL.0, CLIENT.0)).passes(Reason::PassOtherProtocol))
 }
 
 /// The rule that leads an answer to its holder is gone: with the pod's address it must not reach the client. Where nodes
