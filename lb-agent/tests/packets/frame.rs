@@ -155,6 +155,11 @@ impl Frame {
         self
     }
 
+    pub(crate) fn destination_mac(mut self, mac: [u8; 6]) -> Self {
+        self.ethernet.destination = mac;
+        self
+    }
+
     pub(crate) fn source_mac(mut self, mac: [u8; 6]) -> Self {
         self.ethernet.source = mac;
         self
