@@ -49,10 +49,11 @@ pub struct Node {
     /// The hardware address of its overlay device: source of its forwards.
     #[serde(rename = "weaveMAC")]
     pub weave_mac: Option<HardwareAddress>,
-    /// The networks that its pods get their addresses from (`spec.podCIDRs`), with the lengths of their prefixes. Not all
-    /// CNIs keep to them.
+    /// The networks that are its own, with the lengths of their prefixes: where its pods get their addresses from
+    /// (`spec.podCIDRs`, to which not all CNIs keep), and its own addresses as the kubelet has them (`status.addresses`), which
+    /// stay when its interfaces are down for a moment.
     #[serde(skip)]
-    pub pod_networks: Vec<(Ipv4Addr, u8)>,
+    pub networks: Vec<(Ipv4Addr, u8)>,
 }
 
 /// A hardware address of 6, 8 or 20 bytes, written with colons.

@@ -268,7 +268,7 @@ pub(super) struct Recognition {
 /// Who is inside the cluster: a client with such an address may be where an answer to it would not pass this node.
 pub(super) fn inside(nodes: &[Node]) -> BTreeSet<Network> {
     let hosts = nodes.iter().flat_map(|node| node.addresses.iter().chain(&node.weave_ip)).map(|a| (*a, 32));
-    let networks = nodes.iter().flat_map(|node| node.pod_networks.iter().copied());
+    let networks = nodes.iter().flat_map(|node| node.networks.iter().copied());
     hosts.chain(networks).map(network).collect()
 }
 
@@ -400,7 +400,7 @@ mod tests {
 
     fn mk_node(name: &str, address: Ipv4Addr, mac: u8) -> Node {
         Node {
-            pod_networks: Vec::new(),
+            networks: Vec::new(),
             name: name.to_owned(),
             addresses: vec![address],
             weave_ip: Some(Ipv4Addr::new(10, 32, 0, mac)),

@@ -43,7 +43,7 @@ impl AnnotationError {
 pub fn parse(object: &core::Node) -> (Node, Option<AnnotationError>) {
     let mut node = Node {
         name: object.metadata.name.clone().unwrap_or_default(),
-        pod_networks: pod_networks(object),
+        networks: networks(object),
         ..Node::default()
     };
     let error = read_annotations(object, &mut node).err();
@@ -51,9 +51,12 @@ pub fn parse(object: &core::Node) -> (Node, Option<AnnotationError>) {
 }
 
 /// The IPv4 ones. What is not a network counts for nothing: it comes from the API server, which checks it.
-fn pod_networks(object: &core::Node) -> Vec<(Ipv4Addr, u8)> {
-    let networks = object.spec.iter().filter_map(|spec| spec.pod_cidrs.as_ref()).flatten();
-    networks.filter_map(|network| parse_network(network)).collect()
+fn networks(object: &core::Node) -> Vec<(Ipv4Addr, u8)> {
+    let of_pods = object.spec.iter().filter_map(|spec| spec.pod_cidrs.as_ref()).flatten();
+    let of_pods = of_pods.filter_map(|network| parse_network(network));
+    let own = object.status.iter().filter_map(|status| status.addresses.as_ref()).flatten();
+    let own = own.filter(|address| address.type_ == "InternalIP");
+    of_pods.chain(own.filter_map(|address| Some((parse_ipv4(&address.address)?, 32)))).collect()
 }
 
 fn parse_network(text: &str) -> Option<(Ipv4Addr, u8)> {
@@ -96,4 +99,39 @@ pub fn format_addresses<A: Display>(addresses: &[A]) -> String {
 /// The value of the overlay annotation.
 pub fn format_weave(ip: Ipv4Addr, mac: &HardwareAddress) -> String {
     format!("{ip},{mac}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_its_own_networks_before_it_has_published_anything() {
+        let object = core::Node {
+            spec: Some(core::NodeSpec {
+                pod_cidrs: Some(vec![
+                    "10.244.1.0/24".to_owned(),
+                    "fd00::/64".to_owned(),
+                    "10.0.0.0/99".to_owned(),
+                ]),
+                ..Default::default()
+            }),
+            status: Some(core::NodeStatus {
+                addresses: Some(
+                    [("InternalIP", "192.0.2.11"), ("InternalIP", "fd00::1"), ("ExternalIP", "203.0.113.1")]
+                        .map(|(type_, address)| core::NodeAddress {
+                            type_: type_.to_owned(),
+                            address: address.to_owned(),
+                        })
+                        .into(),
+                ),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let (node, error) = parse(&object);
+        assert!(error.is_none());
+        let expected = [([10, 244, 1, 0], 24), ([192, 0, 2, 11], 32)];
+        assert_eq!(node.networks, expected.map(|(address, prefix)| (Ipv4Addr::from(address), prefix)));
+    }
 }

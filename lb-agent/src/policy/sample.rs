@@ -21,7 +21,7 @@ pub fn cluster(services: u32, endpoints: u32) -> Cluster {
     let first_address = u32::from(Ipv4Addr::new(100, 64, 0, 0));
     let first_pod = u32::from(Ipv4Addr::new(10, 0, 0, 0));
     let node = |i: u8| Node {
-        pod_networks: Vec::new(),
+        networks: Vec::new(),
         name: format!("node-{i}"),
         addresses: match i {
             1 => (0..services).map(|s| Ipv4Addr::from(first_address + s)).collect(),

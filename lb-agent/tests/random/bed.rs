@@ -1,6 +1,6 @@
 //! A testbed that scripts are played on.
 
-use crate::judge::{self, Judge};
+use crate::judge::{self, Judge, Strange};
 use crate::script::{Event, Link, SLOTS, Script, Thing};
 use crate::traffic::{Asker, Client, PORT, Server};
 use anyhow::{Context as _, Result, ensure};
@@ -24,6 +24,9 @@ const SERVICES: [(&str, Ipv4Addr, u16); 2] = [("moving", MOVING, 80), ("staying"
 /// Until everything works after the last event, several agents starting on a busy machine.
 const QUIET: Duration = Duration::from_secs(60);
 
+/// Within that an agent has heard what another has published, on a busy machine.
+const HEARS: Duration = Duration::from_secs(3);
+
 /// See the module. Fields go in this order: programs, then the hosts that they are on.
 pub(crate) struct Bed {
     clients: Vec<Client>,
@@ -33,6 +36,8 @@ pub(crate) struct Bed {
     agents: [Option<Process>; NODES as usize],
     holder: u8,
     pods: u32,
+    /// Of this sequence.
+    excuses: Vec<Excuse>,
     played: Vec<Played>,
     judge: Arc<Judge>,
     testbed: Testbed,
@@ -41,8 +46,26 @@ pub(crate) struct Bed {
 /// When a sequence was played, and when it could not be judged.
 struct Played {
     script: Script,
+    begin: SystemTime,
     end: SystemTime,
+    excuses: Vec<Excuse>,
     wounds: Vec<(SystemTime, Option<SystemTime>)>,
+}
+
+/// A pod's node cannot know an answer of a forward that it has not heard of yet: from what the pod may say to anybody. Its agent
+/// hears soon, or does not while it is dead.
+#[derive(Clone, Debug)]
+struct Excuse {
+    pod: Ipv4Addr,
+    node: u8,
+    begin: SystemTime,
+    end: Option<SystemTime>,
+}
+
+impl Excuse {
+    fn holds(&self, pod: Ipv4Addr, time: SystemTime) -> bool {
+        self.pod == pod && self.begin <= time && self.end.is_none_or(|end| time <= end)
+    }
 }
 
 impl Bed {
@@ -77,6 +100,7 @@ impl Bed {
             agents: Default::default(),
             holder: HOLDER,
             pods: 0,
+            excuses: Vec::new(),
             played: Vec::new(),
             judge,
             testbed,
@@ -111,6 +135,8 @@ impl Bed {
         self.restore()?;
         self.await_quiet().context("before the sequence")?;
         self.judge.begin(&self.holders());
+        self.excuses.clear();
+        let begin = SystemTime::now();
         for step in &script.steps {
             self.happen(step.event).with_context(|| format!("{:?}", step.event))?;
             self.await_questions(step.questions)?;
@@ -122,6 +148,8 @@ impl Bed {
         self.judge.heal();
         self.played.push(Played {
             script: script.clone(),
+            begin,
+            excuses: self.excuses.clone(),
             end: SystemTime::now(),
             wounds: self.judge.wounds(),
         });
@@ -135,9 +163,12 @@ impl Bed {
         self.clients.clear();
         let captured = self.capture.take().context("it is finished already")?.finish()?;
         let strange = judge::strange_answers(&captured, self.testbed.client_address())?;
-        let of_sequence = |(time, text): (SystemTime, String)| {
-            let played = self.played.iter().find(|played| time <= played.end)?;
-            (!judge::is_within(&played.wounds, time)).then(|| (played.script.clone(), text))
+        let of_sequence = |strange: Strange| {
+            let Strange { time, source, text } = strange;
+            let played = self.played.iter().find(|played| (played.begin..=played.end).contains(&time))?;
+            let is_excused = judge::is_within(&played.wounds, time)
+                || played.excuses.iter().any(|excuse| excuse.holds(source, time));
+            (!is_excused).then(|| (played.script.clone(), text))
         };
         Ok(strange.into_iter().filter_map(of_sequence).collect())
     }
@@ -181,7 +212,11 @@ impl Bed {
                 self.publish()
             }
             Event::EndpointsChanged { ready } => {
-                self.ready = ready;
+                let was_ready = std::mem::replace(&mut self.ready, ready);
+                let slots = self.slots.iter().zip(was_ready.iter().zip(ready));
+                let turned = slots.filter(|(_, (before, now))| !**before && *now);
+                let turned: Vec<_> = turned.filter_map(|(slot, _)| Some(slot.as_ref()?.0.clone())).collect();
+                turned.iter().for_each(|pod| self.excuse(pod));
                 self.publish()
             }
             Event::AgentKilled { node } => self.kill(node),
@@ -200,6 +235,7 @@ impl Bed {
         self.pods += 1;
         let pod = self.testbed.add_pod(node, &format!("pod-{}", self.pods))?;
         let server = Server::start(&pod, &self.judge)?;
+        self.excuse(&pod);
         self.slots[usize::from(slot)] = Some((pod, server));
         Ok(())
     }
@@ -227,7 +263,17 @@ impl Bed {
     fn kill(&mut self, node: u8) -> Result<()> {
         let Some(agent) = self.agents[index(node)].take() else { return Ok(()) };
         agent.kill()?;
+        let now = SystemTime::now();
+        let unheard = |excuse: &&mut Excuse| excuse.node == node && excuse.end.is_some_and(|end| end > now);
+        self.excuses.iter_mut().filter(unheard).for_each(|excuse| excuse.end = None);
         Ok(())
+    }
+
+    /// The pod's node has something to hear.
+    fn excuse(&mut self, pod: &Pod) {
+        let begin = SystemTime::now();
+        let end = self.agents[index(pod.node())].is_some().then(|| begin + HEARS);
+        self.excuses.push(Excuse { pod: pod.ip(), node: pod.node(), begin, end });
     }
 
     fn revive(&mut self, node: u8) -> Result<()> {
@@ -249,6 +295,8 @@ impl Bed {
     fn move_address(&mut self, to: u8) -> Result<()> {
         self.judge.allow(MOVING, self.testbed.node(to).overlay());
         if to != self.holder {
+            let pods: Vec<_> = self.endpoints().map(|(pod, _)| pod.clone()).collect();
+            pods.iter().for_each(|pod| self.excuse(pod));
             self.testbed.move_address(MOVING, self.holder, to)?;
             self.holder = to;
             // As the new holder's gratuitous ARP would.
