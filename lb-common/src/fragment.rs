@@ -223,6 +223,7 @@ const _: () = assert!(size_of::<FragmentKey>() == 12 && size_of::<Fragment>() ==
 mod tests {
     use super::*;
     use crate::reason::Kind;
+    use std::vec::Vec;
 
     fn fragment(reason: Reason, now: u32) -> Fragment {
         let (ports, addresses) = ((Port::new(1), Port::new(2)), (Ipv4::default(), Ipv4::default()));

@@ -126,6 +126,9 @@ fn to_client(packet: &Packet<'_>, parsed: &mut Parsed, found: &Found, reply: &Re
         forward::Route::TooBig { .. } if parsed.ip.dont_fragment() && !reply.is_masqueraded() => {
             pass(Reason::PassReplyToStack)
         }
+        forward::Route::TooBig { .. } if reply.is_masqueraded() && !parsed.ip.dont_fragment() => {
+            ControlFlow::Continue(plan(reply, Exit::stack_by_lo(), Reason::ReplyRedirect))
+        }
         // By redirect nobody fragments, and conntrack has not seen the connection.
         forward::Route::TooBig { .. } => drop(Reason::DropTooBig),
         forward::Route::Local if reply.is_masqueraded() => {

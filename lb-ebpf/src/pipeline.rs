@@ -189,6 +189,9 @@ fn to_backend(
             redirect(parsed, backend, way)
         }
         forward::Route::TooBig { mtu } if parsed.ip.dont_fragment() => too_big(mtu),
+        forward::Route::TooBig { .. } if parsed.is_masqueraded() => {
+            ControlFlow::Continue(to(backend, Exit::stack_by_lo(), Reason::ForwardRedirect))
+        }
         forward::Route::Local if parsed.is_masqueraded() => {
             // A datagram is answered from the address that it came from, where that is this node's own.
             parsed.outer = backend.address;

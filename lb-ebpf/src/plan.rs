@@ -69,6 +69,14 @@ impl Exit {
         Self { interface, next_hop: Ipv4::UNSPECIFIED, mark }
     }
 
+    /// To the stack by `lo`, for a datagram from an address of this node that is larger than its way takes. It came in
+    /// fragments, which a bridge's netfilter hooks have put together; the stack cuts it again, but takes it for forged on any other
+    /// interface (Linux 6.18: on `lo` it does not, `accept_local` being set, whatever `rp_filter` is).
+    #[inline(always)]
+    pub(crate) fn stack_by_lo() -> Self {
+        Self::stack_again(forward::TO_SELF.interface, mark::FORWARDED)
+    }
+
     #[inline(always)]
     fn is_redirect(&self) -> bool {
         self.mark == mark::DONE
@@ -112,10 +120,10 @@ pub(crate) fn leave(packet: &Packet<'_>, exit: Exit, reason: Reason) -> Outcome 
 
 #[inline(always)]
 fn is_sent(packet: &Packet<'_>, exit: Exit) -> bool {
-    if !exit.is_redirect() {
-        forward::enter(exit.interface)
-    } else if exit.interface == forward::TO_SELF.interface {
+    if exit.interface == forward::TO_SELF.interface {
         forward::to_self(packet)
+    } else if !exit.is_redirect() {
+        forward::enter(exit.interface)
     } else {
         forward::redirect(exit.interface, exit.next_hop)
     }

@@ -77,6 +77,8 @@ impl Copies {
         // It may be an answer itself, or another holder's forward.
         copies.reply(maps, &slots, key)?;
         copies.reply(maps, &slots, &key.reversed())?;
+        // Or one to the Service's address, of a connection that is known by this node's own.
+        copies.reply(maps, &slots, &key.with_destination(copies.own.overlay, key.destination_port))?;
         let backends: Vec<Backend> = copies.backends.values().copied().collect();
         for (backend, tuple) in
             backends.iter().flat_map(|backend| tuples.iter().map(move |tuple| (backend, tuple)))

@@ -277,12 +277,12 @@ fn status_is_the_whole_datapath_on_one_screen() {
     let beginning = format!(
         "Maps in {}/maps-v3, layout 3\nProgram: id {}, forwarding by redirect, mark shift 24\n\
          Interfaces: lo uplink+pods\nBackends: 2 active, 1 draining\n\n\
-         TABLE              ENTRIES  LIMIT    FULL\n",
+         TABLE              ENTRIES   LIMIT    FULL\n",
         datapath.directory().display(),
         status["program"]["id"]
     );
     assert!(text.starts_with(&beginning), "{text}");
-    assert!(text.contains("\nservices                 3     16  18.8 %\n"), "{text}");
+    assert!(text.contains("\nservices                 3      16  18.8 %\n"), "{text}");
     assert!(text.contains("\nestablished      1               1\n"), "{text}");
 }
 

@@ -176,6 +176,12 @@ impl Send {
         self.expect(TC_ACT_REDIRECT, reason, Some(bytes.into()), mark)
     }
 
+    /// Comes in once more with these bytes, for the stack to forward it.
+    pub(crate) fn comes_again(self, reason: Reason, bytes: impl Into<Vec<u8>>) -> Self {
+        let mark = self.mark & 0x00ff_ffff | FORWARDED;
+        self.expect(TC_ACT_REDIRECT, reason, Some(bytes.into()), mark)
+    }
+
     /// Goes on to the stack with these bytes and this mark.
     pub(crate) fn stack(self, reason: Reason, bytes: impl Into<Vec<u8>>, mark: u32) -> Self {
         self.expect(TC_ACT_UNSPEC, reason, Some(bytes.into()), mark)

@@ -155,13 +155,13 @@ impl Frame {
         self
     }
 
-    pub(crate) fn source_mac(mut self, mac: [u8; 6]) -> Self {
-        self.ethernet.source = mac;
+    pub(crate) fn destination_mac(mut self, mac: [u8; 6]) -> Self {
+        self.ethernet.destination = mac;
         self
     }
 
-    pub(crate) fn destination_mac(mut self, mac: [u8; 6]) -> Self {
-        self.ethernet.destination = mac;
+    pub(crate) fn source_mac(mut self, mac: [u8; 6]) -> Self {
+        self.ethernet.source = mac;
         self
     }
 

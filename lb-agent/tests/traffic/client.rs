@@ -3,6 +3,7 @@
 use crate::echo::abandon;
 use crate::world::SOON;
 use anyhow::{Context as _, Result, ensure};
+use nix::libc;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
 };
@@ -157,6 +158,17 @@ impl Asker {
     /// From any port.
     pub(crate) fn new(host: &Host, server: SocketAddrV4) -> Self {
         Self::from_port(host, 0, server)
+    }
+
+    /// From now on datagrams may be cut on their way (`IP_MTU_DISCOVER`).
+    pub(crate) fn may_be_cut(&self) {
+        let value = libc::IP_PMTUDISC_DONT;
+        // SAFETY: the value outlives the call, and has the length that is given.
+        let done = unsafe {
+            let value = (&raw const value).cast();
+            libc::setsockopt(self.socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, value, 4)
+        };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
     }
 
     /// Our own end.

@@ -180,11 +180,29 @@ pub(crate) fn complete() -> Case {
 /// The client's end is replaced in all of them.
 pub(crate) fn of_a_client_inside() -> Case {
     let source = POD_TO_REMOTE.source(Protocol::UDP);
+    let (question, answer) = (later(inside::POD, SERVED), later(REMOTE, source));
+    let forwarded = question.clone().from(source).to(REMOTE).ttl(63);
+    let returned = answer.clone().from(SERVED).to(inside::POD).ttl(63);
     Case::new(inside::node)
         .walks(POD_TO_REMOTE, &first(inside::POD, SERVED))
-        .walks(POD_TO_REMOTE, &later(inside::POD, SERVED))
+        .send(ingress(Device::Pods, &question).redirected(Reason::ForwardRedirect, forwarded))
         .walks_back(POD_TO_REMOTE, &first(REMOTE, source))
-        .walks_back(POD_TO_REMOTE, &later(REMOTE, source))
+        .send(ingress(Device::Overlay, &answer).redirected(Reason::ReplyRedirect, returned))
+}
+
+/// A bridge's netfilter hooks have put it together: larger than the way takes, it goes by `lo`, and the stack cuts it again.
+pub(crate) fn put_together() -> Case {
+    let source = POD_TO_REMOTE.source(Protocol::UDP);
+    let big = |from, to| Frame::udp(from, to).payload(&[0x5a; 1_400]);
+    let (question, answer) = (big(inside::POD, SERVED), big(REMOTE, source));
+    let forwarded = question.clone().from(source).to(REMOTE).destination_mac([0; 6]);
+    let returned = answer.clone().from(SERVED).to(inside::POD).destination_mac([0; 6]);
+    Case::new(|lab| {
+        inside::node(lab);
+        sh("ip link set weave mtu 1376");
+    })
+    .send(ingress(Device::Pods, &question).comes_again(Reason::ForwardRedirect, forwarded))
+    .send(ingress(Device::Overlay, &answer).comes_again(Reason::ReplyRedirect, returned))
 }
 
 /// A first fragment stands for the number from then on, whosever it is.
