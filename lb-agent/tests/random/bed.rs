@@ -154,8 +154,18 @@ impl Bed {
             wounds: self.judge.wounds(),
         });
         let mut wrong = self.judge.verdict();
-        wrong.extend(quiet.err().map(|error| format!("{error:#}")));
+        wrong.extend(quiet.err().map(|error| format!("{error:#}\n{}", self.reasons())));
         Ok(wrong)
+    }
+
+    /// What became of packets, for the person who repairs it.
+    fn reasons(&self) -> String {
+        let of_node = |node| {
+            let shown = self.testbed.ask_agent(node, &["reasons"]).unwrap_or_else(|error| error.to_string());
+            let relevant = shown.lines().filter(|line| line.contains("reject") || line.contains("drop"));
+            format!("    n{node}\n{}", relevant.map(|line| format!("      {line}\n")).collect::<String>())
+        };
+        (1..=NODES).map(of_node).collect()
     }
 
     /// Ends it, and says in which sequences the client was answered by a stranger.
@@ -269,6 +279,12 @@ impl Bed {
         Ok(())
     }
 
+    /// Every node has something to hear.
+    fn excuse_all(&mut self) {
+        let pods: Vec<_> = self.endpoints().map(|(pod, _)| pod.clone()).collect();
+        pods.iter().for_each(|pod| self.excuse(pod));
+    }
+
     /// The pod's node has something to hear.
     fn excuse(&mut self, pod: &Pod) {
         let begin = SystemTime::now();
@@ -295,8 +311,7 @@ impl Bed {
     fn move_address(&mut self, to: u8) -> Result<()> {
         self.judge.allow(MOVING, self.testbed.node(to).overlay());
         if to != self.holder {
-            let pods: Vec<_> = self.endpoints().map(|(pod, _)| pod.clone()).collect();
-            pods.iter().for_each(|pod| self.excuse(pod));
+            self.excuse_all();
             self.testbed.move_address(MOVING, self.holder, to)?;
             self.holder = to;
             // As the new holder's gratuitous ARP would.
@@ -313,7 +328,9 @@ impl Bed {
         wire.ip(&format!("link set n{node} up"))
     }
 
-    fn flap(&self, node: u8, link: Link) -> Result<()> {
+    /// Its node publishes the addresses of a device without it while it is down, so others hear of a holder that is new when it
+    /// is up again.
+    fn flap(&mut self, node: u8, link: Link) -> Result<()> {
         let node = self.testbed.node(node);
         let device = match link {
             Link::Uplink => node.uplink(),
@@ -322,7 +339,9 @@ impl Bed {
         let what_goes = what_goes_with(node, device)?;
         node.ip(&format!("link set {device} down"))?;
         self.await_questions(4)?;
-        node.ip(&format!("link set {device} up\n{what_goes}"))
+        node.ip(&format!("link set {device} up\n{what_goes}"))?;
+        self.excuse_all();
+        Ok(())
     }
 
     fn lose(&self, node: u8, what: Thing) -> Result<()> {

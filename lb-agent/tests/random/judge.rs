@@ -67,12 +67,11 @@ impl Judge {
     pub(crate) fn begin(&self, holders: &[(Ipv4Addr, Ipv4Addr)]) {
         let mut state = self.state();
         state.disguises.clear();
+        for (address, overlay) in holders {
+            state.disguises.entry(*address).or_default().insert(*overlay);
+        }
         state.wrong.clear();
         state.wounds.clear();
-        drop(state);
-        for (address, overlay) in holders {
-            self.allow(*address, *overlay);
-        }
     }
 
     /// Something is taken away that nothing can hold the place of.

@@ -5,7 +5,7 @@
 //! is answered, by all pods that are ready.
 //!
 //! A sequence is data that a seed gives ([`script`]), the network too. `LB_RANDOM_SEED=SEED` plays one again,
-//! `LB_RANDOM_COUNT=N` as many as that.
+//! `LB_RANDOM_COUNT=N` as many as that, the next ones with it.
 //!
 //! Needs root, and the programs that `cargo xtask setup` installs.
 
@@ -46,13 +46,9 @@ fn random_sequences_confuse_nobody_and_everything_works_after_them() {
 /// The one that is asked for, or many. Says which.
 fn scripts() -> Vec<Script> {
     let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
-    if let Some(seed) = number("LB_RANDOM_SEED") {
-        let script = Script::new(seed);
-        say(&format!("{script:#?}"));
-        return vec![script];
-    }
-    let first = fastrand::u64(..1_000_000_000);
-    let count = number("LB_RANDOM_COUNT").unwrap_or(COUNT);
+    let seed = number("LB_RANDOM_SEED");
+    let first = seed.unwrap_or_else(|| fastrand::u64(..1_000_000_000));
+    let count = number("LB_RANDOM_COUNT").unwrap_or(if seed.is_some() { 1 } else { COUNT });
     say(&format!("random sequences: seeds {first} to {}", first + count - 1));
     (first..first + count).map(Script::new).collect()
 }
