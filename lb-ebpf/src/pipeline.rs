@@ -39,7 +39,7 @@ pub(crate) fn egress(packet: &Packet<'_>) -> Outcome {
 fn ended(walk: Step<Outcome>) -> Outcome {
     match walk {
         ControlFlow::Continue(outcome) | ControlFlow::Break(End::Outcome(outcome)) => outcome,
-        // Refusals end in `carried_out`, which has the parsed packet.
+        // Refusals end in `walk_in_whole`, which has the parsed packet.
         ControlFlow::Break(End::Refusal(refusal)) => Outcome::Dropped(refusal.reason),
     }
 }
