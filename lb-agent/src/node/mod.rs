@@ -15,6 +15,8 @@ pub mod preflight;
 pub mod return_path;
 pub mod roles;
 pub mod routes;
+#[cfg(test)]
+mod sample;
 pub mod sysctl;
 pub mod watch;
 
