@@ -5,6 +5,7 @@
 //! they contain, a problem says so.
 
 use super::index::{self, Holders, Slices, eligible};
+use super::reach::Reach;
 use crate::model::{Conditions, EndpointSlice, Node, Service, ServicePort, SliceEndpoint};
 use lb_common::addr::{Port, Protocol};
 use lb_common::backend::BackendState;
@@ -25,13 +26,22 @@ pub const RESERVED_PORTS: [u16; 5] = [22, 2379, 2380, 6443, 10250];
 pub(super) struct Aside {
     /// The names of the nodes that do not know this one's forwards: see [`super::reach`].
     pub(super) nodes: BTreeSet<String>,
+    /// Those of which that is not known yet: they get nothing new.
+    pub(super) silent: BTreeSet<String>,
     /// The addresses of the nodes: an endpoint on the network of its node answers by the node's own routes.
     pub(super) hosts: BTreeSet<Ipv4Addr>,
 }
 
 impl Aside {
-    pub(super) fn new(all: &[Node], nodes: BTreeSet<String>) -> Self {
-        Self { nodes, hosts: all.iter().flat_map(|node| node.addresses.iter().copied()).collect() }
+    pub(super) fn new(own_name: &str, all: &[Node], reach: &Reach) -> Self {
+        let out_of_reach = all.iter().filter(|node| !reach.includes(node, own_name));
+        let (nodes, silent): (Vec<_>, Vec<_>) = out_of_reach.partition(|node| node.weave_ip.is_some());
+        let names = |nodes: Vec<&Node>| nodes.into_iter().map(|node| node.name.clone()).collect();
+        Self {
+            nodes: names(nodes),
+            silent: names(silent),
+            hosts: all.iter().flat_map(|node| node.addresses.iter().copied()).collect(),
+        }
     }
 
     /// Of an endpoint that is not on this node.
@@ -139,7 +149,7 @@ pub fn wanted(
         Some((*service, address, holder))
     });
     let mut wanted = Wanted::default();
-    let aside = Aside::new(nodes, BTreeSet::new());
+    let aside = Aside::new(self_name, nodes, &Reach::Everybody);
     let mut forwards_of: BTreeMap<&str, (&Node, Vec<&Service>)> = BTreeMap::new();
     for (service, address, holder) in placed {
         if holder.name == self_name {
@@ -351,9 +361,9 @@ fn backends(
     let fallback = options.terminating_fallback && none_ready;
     let mut found: BTreeMap<(Ipv4Addr, u16), WantedBackend> = BTreeMap::new();
     for (port, endpoint) in listed {
-        let state =
-            if service.deleting { WantedState::Draining } else { state(endpoint.conditions, fallback) };
         let node = endpoint.node_name.as_deref();
+        let gets_none = service.deleting || node.is_some_and(|node| aside.silent.contains(node));
+        let state = if gets_none { WantedState::Draining } else { state(endpoint.conditions, fallback) };
         let local = node == Some(self_name);
         for address in &endpoint.addresses {
             let masqueraded = !local && aside.takes_in(*address, node);
@@ -558,6 +568,23 @@ mod tests {
             },
         ];
         assert_eq!(backends_of(&wanted), expected);
+    }
+
+    #[test]
+    fn a_node_that_may_be_out_of_reach_gets_nothing_new() {
+        let (near, mut silent) = (mk_node("a", ADDRESS, 1), mk_node("b", Ipv4Addr::new(192, 0, 2, 2), 2));
+        silent.weave_ip = None;
+        let networks = vec![(Ipv4Addr::new(10, 32, 0, 1), 24)];
+        let reach = Reach::Networks { device: "eth0".to_owned(), networks };
+        let slices = [mk_slice("web", 8080, vec![mk_endpoint(POD, Conditions::default(), Some("b"))])];
+        let of = |nodes: &[Node], reach| {
+            let aside = Aside::new("a", nodes, reach);
+            let (service, port) = (mk_service("web", Vec::new()), mk_port("TCP", 80));
+            let found = backends("a", &service, &port, &slices, &Options::default(), &aside);
+            (found[0].state, found[0].masqueraded)
+        };
+        assert_eq!(of(&[near.clone(), silent.clone()], &reach), (WantedState::Draining, false));
+        assert_eq!(of(&[near, silent], &Reach::Everybody), (WantedState::Active, false));
     }
 
     #[test]

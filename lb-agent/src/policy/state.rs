@@ -174,10 +174,7 @@ impl State {
             Changes::Everything => {
                 self.holders = Holders::of(store.nodes());
                 self.inside = extend::inside(self.holders.nodes());
-                let far =
-                    self.holders.nodes().iter().filter(|node| !self.reach.includes(node, &self.self_name));
-                let far = far.map(|node| node.name.clone()).collect();
-                self.aside = Aside::new(self.holders.nodes(), far);
+                self.aside = Aside::new(&self.self_name, self.holders.nodes(), &self.reach);
                 unsettled.nodes = true;
                 self.asks.keys().chain(store.services().map(|(name, _)| name)).cloned().collect()
             }
@@ -396,7 +393,7 @@ impl State {
                 add(&node.name, problem);
             }
         }
-        let near = nodes.filter(|node| !self.aside.nodes.contains(&node.name));
+        let near = nodes.filter(|node| self.reach.includes(node, &self.self_name));
         let Recognition { holders, problems: unrecognised } = extend::recognise(near);
         for (node, problem) in unrecognised {
             add(node.as_ref().unwrap_or(&self.self_name), problem);
