@@ -331,8 +331,9 @@ fn serve(key: &ServiceKey, wanted: &WantedService, known: Option<&Service>, obse
         let current = &observed.slots[slot as usize];
         let next = next_backend(id, backend, current, used.contains_key(&endpoint));
         if next != *current {
-            let active = backend.state == WantedState::Active;
-            if active { &mut before } else { &mut after }.push(Operation::SetBackend(slot, next));
+            // A slot that is new here is written at once, or the next plan that is begun takes it too.
+            let comes_first = backend.state == WantedState::Active || !used.contains_key(&endpoint);
+            if comes_first { &mut before } else { &mut after }.push(Operation::SetBackend(slot, next));
         }
     }
     if left_out > 0 {
