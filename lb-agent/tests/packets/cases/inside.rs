@@ -1,6 +1,7 @@
 //! Clients inside the cluster: pods of the holder, its own processes, other nodes. Backends see the holder's overlay address
 //! and a port that it has given out.
 
+use super::route::told;
 use super::{REMOTE_SAME_PORT, remote};
 use crate::case::{Case, Place, ingress};
 use crate::frame::{End, Frame};
@@ -586,12 +587,12 @@ pub(crate) fn too_big() -> Case {
         .then(|_| sh("ip link set weave mtu 1376"))
         .send(
             ingress(Device::Pods, &big)
-                .redirected(Reason::RejectTooBig, big.fragmentation_needed(1376))
+                .redirected(Reason::RejectTooBig, big.fragmentation_needed(told(1376)))
                 .counts(TCP_80, |stats| stats.refused = 1),
         )
         .send(
             ingress(Device::Pods, &datagram)
-                .redirected(Reason::RejectTooBig, datagram.fragmentation_needed(1376)),
+                .redirected(Reason::RejectTooBig, datagram.fragmentation_needed(told(1376))),
         )
 }
 

@@ -142,7 +142,7 @@ pub(crate) fn too_big_to_forward() -> Case {
 }
 
 /// The MTU that the program is told by the kernel: none before Linux 5.12.
-fn told(mtu: u16) -> u16 {
+pub(super) fn told(mtu: u16) -> u16 {
     use aya::util::KernelVersion;
     if KernelVersion::current().unwrap() >= KernelVersion::new(5, 12, 0) { mtu } else { 0 }
 }
