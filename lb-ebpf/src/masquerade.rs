@@ -44,13 +44,10 @@ static MASQUERADED: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// Gives a packet to a served port another source, if its client is inside the cluster, or its backend is where answers to
+/// Gives a packet to what may be a served port another source, if its client is inside the cluster, or its backend is where answers to
 /// clients do not come back from.
 #[inline(always)]
 pub(crate) fn request(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<()> {
-    if !sieve::may_be_served(&parsed.key) {
-        return ControlFlow::Continue(());
-    }
     let is_loopback = parsed.key.source.is_loopback();
     let is_inside = is_loopback || inside::is_inside(parsed.key.source, roles);
     if !is_inside && !sieve::may_be_masqueraded(&parsed.key) {

@@ -7,7 +7,7 @@ use crate::{
     outcome::{End, Outcome, Step, drop, pass, refuse},
     packet::Packet,
     parse::{Parsed, Tcp},
-    reply, ring, service, sieve, socket,
+    reply, ring, service, socket,
 };
 use core::ops::ControlFlow;
 use lb_common::{
@@ -36,9 +36,6 @@ pub(crate) struct Connection {
 /// The connection that the packet belongs to or begins; `None` where its destination is not a served port.
 #[inline(always)]
 pub(crate) fn connection(packet: &Packet<'_>, parsed: &Parsed) -> Step<Option<Connection>> {
-    if !sieve::may_be_served(&parsed.key) {
-        return ControlFlow::Continue(None);
-    }
     let now = clock::now();
     let entry = flow::established(parsed, now);
     // While its backend serves, the Service need not be looked up.

@@ -7,7 +7,7 @@ use crate::{
     packet::Packet,
     parse::{Parsed, is_icmp, is_icmp_redirect, parse},
     plan::{self, Exit, Plan},
-    reject, scratch,
+    reject, scratch, sieve,
 };
 use core::ops::ControlFlow;
 use lb_common::{
@@ -134,9 +134,11 @@ fn leave_whole(packet: &Packet<'_>, parsed: &mut Parsed) -> Step<Outcome> {
 /// A packet to a served port goes to a backend, or is refused; never to a socket of this node. Another may be an answer.
 #[inline(always)]
 fn plan(packet: &Packet<'_>, parsed: &mut Parsed, roles: Interface) -> Step<Plan> {
-    masquerade::request(packet, parsed, roles)?;
-    if let Some(connection) = open::connection(packet, parsed)? {
-        return counted(&connection, to_backend(packet, parsed, &connection, roles));
+    if sieve::may_be_served(&parsed.key) {
+        masquerade::request(packet, parsed, roles)?;
+        if let Some(connection) = open::connection(packet, parsed)? {
+            return counted(&connection, to_backend(packet, parsed, &connection, roles));
+        }
     }
     if roles.is(Interface::OVERLAY) || roles.is(Interface::PODS) || masquerade::may_be_answer(&parsed.key) {
         return answer::from_backend(packet, parsed, roles);
