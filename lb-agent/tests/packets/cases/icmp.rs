@@ -11,18 +11,18 @@ use lb_common::flow::State;
 use lb_common::reason::Reason;
 
 /// On the client's side.
-const ROUTER: [u8; 4] = [192, 0, 2, 1];
-/// On the pods' side.
-const HOP: [u8; 4] = [10, 40, 0, 254];
+pub(super) const ROUTER: [u8; 4] = [192, 0, 2, 1];
+/// On the pods' side, and on the side of other nodes.
+pub(super) const HOP: [u8; 4] = [10, 40, 0, 254];
 /// All that must be quoted of a transport header; the whole of it.
-const EIGHT: usize = 8;
-const WHOLE: usize = 20;
+pub(super) const EIGHT: usize = 8;
+pub(super) const WHOLE: usize = 20;
 
-fn smaller() -> Icmpv4Type {
+pub(super) fn smaller() -> Icmpv4Type {
     Icmpv4Type::DestinationUnreachable(DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: 1400 })
 }
 
-fn port() -> Icmpv4Type {
+pub(super) fn port() -> Icmpv4Type {
     Icmpv4Type::DestinationUnreachable(DestUnreachableHeader::Port)
 }
 

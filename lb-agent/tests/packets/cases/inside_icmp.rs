@@ -1,5 +1,6 @@
 //! ICMP errors about packets of clients inside the cluster: both ends of what they quote are others than the packet's.
 
+use super::icmp::{EIGHT, HOP, ROUTER, WHOLE, port, smaller};
 use super::inside::{
     ASIDE, OTHER_NODE, POD, POD_TO_REMOTE, PROCESS, Walk, forget_owner, node, node_with_aside,
     node_with_local,
@@ -8,24 +9,8 @@ use crate::case::{Case, ingress};
 use crate::frame::Frame;
 use crate::lab::{Device, SERVED};
 use etherparse::Icmpv4Type;
-use etherparse::icmpv4::DestUnreachableHeader;
 use lb_common::addr::Protocol;
 use lb_common::reason::Reason;
-
-/// On the pods' side, and on the side of other nodes.
-const HOP: [u8; 4] = [10, 40, 0, 254];
-const ROUTER: [u8; 4] = [192, 0, 2, 1];
-/// All that must be quoted of a transport header; the whole of it.
-const EIGHT: usize = 8;
-const WHOLE: usize = 20;
-
-fn smaller() -> Icmpv4Type {
-    Icmpv4Type::DestinationUnreachable(DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: 1400 })
-}
-
-fn port() -> Icmpv4Type {
-    Icmpv4Type::DestinationUnreachable(DestUnreachableHeader::Port)
-}
 
 impl Case {
     /// What `teller` says about the client's `packet`, as that has left, is told to the client in its own terms.
