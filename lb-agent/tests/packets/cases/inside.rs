@@ -332,6 +332,13 @@ pub(crate) fn network_behind_the_uplink() -> Case {
     .goes_to(&Frame::tcp(([192, 0, 2, 63], 40_000), SERVED).syn(), REMOTE)
 }
 
+/// A client outside in the middle of a connection that nobody knows: its answers from there would have the backend's address.
+pub(crate) fn stray_to_backend_aside() -> Case {
+    let stray = Frame::tcp(CLIENT, SERVED).seq(1001).ack(5001).payload(b"more");
+    let refused = ingress(Device::Uplink, &stray).redirected(Reason::RejectCollision, stray.reset());
+    Case::new(node_with_aside).send(refused)
+}
+
 /// Such a backend sees the Service's address, whoever the client is: its answers come back there.
 pub(crate) fn backend_aside() -> Case {
     let beside = Walk { client: ([198, 51, 100, 8], 40_000), ..ASIDE };
